@@ -1,1 +1,1 @@
-"""Benchmarks: what semel reaches, as a ratio to the raw limit measured in the same run."""
+"""Benchmarks: the speed of semel as a ratio to the raw limit measured in the same run."""

@@ -45,7 +45,7 @@ EMBEDDED = ["memory", "sqlite"]
 def main() -> int:
     """Run the chosen benchmarks. Exit code 1 if an aim is missed and `--strict` was given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=MODULES, help="measure one store; else the embedded ones")
+    parser.add_argument("--only", choices=MODULES, help="measure one store (default: the embedded ones)")
     parser.add_argument("--out", type=Path, help="folder for the figures: NAME.json and NAME.svg")
     parser.add_argument("--disk", type=Path, help="folder for the database files (default: temporary)")
     parser.add_argument("--strict", action="store_true", help="fail when an aim is missed")
@@ -53,7 +53,7 @@ def main() -> int:
     names = [options.only] if options.only else EMBEDDED
     rows: list[Measurement] = []
     with tempfile.TemporaryDirectory(dir=options.disk) as folder:
-        Path(folder).chmod(0o755)  # some servers refuse to run as root, and come as another user
+        Path(folder).chmod(0o755)  # some servers refuse to run as root and run as another user
         for name in names:
             rows += MODULES[name].rows(Path(folder))
     show(rows)
@@ -75,7 +75,7 @@ def show(rows: list[Measurement]) -> None:
 
 
 def write(rows: list[Measurement], folder: Path, name: str) -> None:
-    """Keep the figures with what they were measured on."""
+    """Write the figures and a description of the computer to JSON, and a plot."""
     folder.mkdir(parents=True, exist_ok=True)
     report = {
         "versions": {

@@ -18,7 +18,7 @@ BYTES_AIM = 2.2
 
 
 class PlainBloom:
-    """What one writes without a library: a bytearray, and two halves of a digest for all hashes."""
+    """A filter written without a library: a bytearray, and two halves of a digest for all hashes."""
 
     def __init__(self, capacity: int, error_rate: float) -> None:
         self.bits = ceil(-capacity * log(error_rate) / log(2) ** 2)
@@ -26,18 +26,18 @@ class PlainBloom:
         self.room = bytearray(-(-self.bits // 8))
 
     def places(self, key: str) -> list[int]:
-        """Where the key's bits are."""
+        """Return the positions of the key's bits."""
         made = sha256(key.encode()).digest()
         first, second = int.from_bytes(made[:8]), int.from_bytes(made[8:16])
         return [(first + number * second) % self.bits for number in range(self.hashes)]
 
     def add(self, key: str) -> None:
-        """Put it in."""
+        """Add the key."""
         for place in self.places(key):
             self.room[place >> 3] |= 1 << (place & 7)
 
     def maybe(self, key: str) -> bool:
-        """Whether it may be in."""
+        """Return whether the key may be in the filter."""
         return all(self.room[place >> 3] >> (place & 7) & 1 for place in self.places(key))
 
 
@@ -47,7 +47,7 @@ def rows(_folder: Path) -> list[Measurement]:
 
 
 def look_and_add(generations: int = 1) -> Measurement:
-    """Look for 500 ids, then put them in; with several generations, those that are older are looked at too."""
+    """Look up 500 ids, then add them; with several generations, the older ones are read, too."""
     mine, theirs = Fresh(COUNT), Fresh(COUNT)
     clock = ManualClock()
     bloom = Bloom(capacity=CAPACITY, error_rate=ERROR_RATE, window=90, clock=clock)
@@ -75,7 +75,7 @@ def look_and_add(generations: int = 1) -> Measurement:
     )
 
 
-def _filled() -> tuple[Bloom, int]:
+def _fill_bloom() -> tuple[Bloom, int]:
     clock = ManualClock()
     bloom = Bloom(capacity=CAPACITY, error_rate=ERROR_RATE, window=90, clock=clock)
     held = 0
@@ -87,14 +87,14 @@ def _filled() -> tuple[Bloom, int]:
 
 
 def room() -> Measurement:
-    """Bytes for each id that it holds when it is as full as it is made for; the aim is a bound."""
-    bloom, held = _filled()
+    """Bytes per id of a filter at its capacity; the aim is a bound."""
+    bloom, held = _fill_bloom()
     return _bound("bytes per id, full", BYTES_AIM, lambda: bloom.fullness().bytes_used / held)
 
 
 def wrong() -> Measurement:
-    """False positives when it is full, against one and a half times what was asked for."""
-    bloom, _ = _filled()
+    """False positives of a full filter, against one and a half times the configured error rate."""
+    bloom, _ = _fill_bloom()
     strangers = [digest(("", "c", f"stranger {at}")) for at in range(500_000)]
     return _bound(
         "false positives, full", 1.5 * ERROR_RATE, lambda: sum(bloom.maybe_many(strangers)) / len(strangers)
@@ -102,7 +102,7 @@ def wrong() -> Measurement:
 
 
 def _bound(what: str, most: float, measure: Callable[[], float]) -> Measurement:
-    """A figure that must not be above a bound; the ratio is bound over figure, so 1 and more is within."""
+    """Return a row for a figure with an upper bound; the ratio is bound over figure, so 1 or more is within."""
     return Measurement(
         store="bloom", what=what, rate=most, limit=f"bound {most:g}", limit_rate=measure(), aim=1.0
     )

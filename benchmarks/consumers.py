@@ -1,7 +1,7 @@
-"""What the runner's benchmark runs, each in a process of its own: `semel consume`'s handlers, and others' loops.
+"""The consumers of the runner's benchmark, each in its own process: handlers of `semel consume`, and other loops.
 
-`python -m benchmarks.consumers bare`; where things are stands in the environment. Each notes when its first tenth of
-effects was done, and when the last: the rate between the two knows nothing of starting and stopping.
+`python -m benchmarks.consumers bare`; the environment contains the addresses. Each consumer writes the times of the
+first tenth of its effects and of the last one: the rate between the two does not include starting and stopping.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ JOB = "BENCH_JOB"
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Where a consumer finds everything."""
+    """The addresses and settings of a consumer."""
 
     broker: str
     servers: str
@@ -37,11 +37,11 @@ class Job(msgspec.Struct, frozen=True):
     database: str
     messages: int
     times: str
-    """The file in which times are noted."""
+    """The file to which times are written."""
 
 
 class Meter:
-    """Counts effects, and notes the time of two of them."""
+    """Counts effects, and writes the times of two of them."""
 
     def __init__(self) -> None:
         self.job: Job = msgspec.json.decode(os.environ[JOB], type=Job)
@@ -72,27 +72,27 @@ class Meter:
 meter = Meter() if JOB in os.environ else None
 
 
-def metered() -> Meter:
+def get_meter() -> Meter:
     assert meter is not None, f"{JOB} is not set"
     return meter
 
 
-# --- what `semel consume` runs ---
+# --- handlers for `semel consume` ---
 
 
 async def charge(_message: Arrival) -> None:
-    await metered().effect()
+    await get_meter().effect()
 
 
 async def credit(connection: Any, _message: Arrival) -> None:
     await connection.execute(INSERT, (semel.current().key,))
-    metered().one()
+    get_meter().one()
 
 
-# --- the brokers' own clients, as one uses them by hand ---
+# --- loops by hand on the brokers' own clients ---
 
 Entry = tuple[str, Any]
-"""A message's id, and what its client needs to acknowledge it."""
+"""A message's id, and the object with which its client acknowledges it."""
 
 
 class Client(Protocol):
@@ -115,7 +115,7 @@ class Redis:
 
 
 class Nats:
-    """Its acks are sent and not confirmed, as is usual; semel's are confirmed."""
+    """Acks are sent and not confirmed, as is usual; semel's are confirmed."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -138,7 +138,7 @@ class Kafka:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": job.servers,
-                "group.id": job.stream,  # a group of its own: the last member of a shared one may be missed for long
+                "group.id": job.stream,  # its own group: a shared group may wait long for the last run's member
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
             }
@@ -162,26 +162,26 @@ CLIENTS: dict[str, Callable[[Job], Client]] = {"redis": Redis, "nats": Nats, "ka
 
 
 async def bare() -> None:
-    """What a careful person writes by hand, without deduplication: effects ten at a time, one ack for the batch."""
-    client = CLIENTS[metered().job.broker](metered().job)
-    while metered().left:
+    """A careful loop by hand, without deduplication: effects ten at a time, one ack for the batch."""
+    client = CLIENTS[get_meter().job.broker](get_meter().job)
+    while get_meter().left:
         entries = await client.receive()
         for at in range(0, len(entries), AT_ONCE):
-            await asyncio.gather(*(metered().effect() for _ in entries[at : at + AT_ONCE]))
+            await asyncio.gather(*(get_meter().effect() for _ in entries[at : at + AT_ONCE]))
         if entries:
             await client.ack(entries)
 
 
 async def transactions() -> None:
     """The same with an insert as the effect, and one commit for a batch."""
-    client = CLIENTS[metered().job.broker](metered().job)
-    async with await psycopg.AsyncConnection.connect(metered().job.database, autocommit=True) as connection:
-        while metered().left:
+    client = CLIENTS[get_meter().job.broker](get_meter().job)
+    async with await psycopg.AsyncConnection.connect(get_meter().job.database, autocommit=True) as connection:
+        while get_meter().left:
             entries = await client.receive()
             async with connection.transaction():
                 for id_, _ in entries:
                     await connection.execute(INSERT, (id_,))
-                    metered().one()
+                    get_meter().one()
             if entries:
                 await client.ack(entries)
 
@@ -191,16 +191,16 @@ async def idemkit() -> None:
     from idemkit import ConsumerAction, IdempotentConsumer, QueueConfig, RedisBackend
 
     consumer = IdempotentConsumer(
-        backend=RedisBackend.from_url(metered().job.redis),
+        backend=RedisBackend.from_url(get_meter().job.redis),
         config=QueueConfig(dedup_id=lambda entry: entry[0], visibility_timeout_seconds=30),
     )
 
     @consumer.handle  # type: ignore[untyped-decorator]
     async def process(_entry: Any) -> None:
-        await metered().effect()
+        await get_meter().effect()
 
-    client = CLIENTS[metered().job.broker](metered().job)
-    while metered().left:
+    client = CLIENTS[get_meter().job.broker](get_meter().job)
+    while get_meter().left:
         entries = await client.receive()
         acks: list[Entry] = []
         for at in range(0, len(entries), AT_ONCE):
@@ -216,23 +216,23 @@ async def idemkit() -> None:
 
 
 async def faststream() -> None:
-    """FastStream's own subscriber, which deduplicates nothing; its subscriber of Kafka commits before the effect."""
-    job = metered().job
+    """FastStream's own subscriber, without deduplication; its subscriber of Kafka commits before the effect."""
+    job = get_meter().job
     broker, subscriber = FASTSTREAM[job.broker](job)
 
     async def process(_message: bytes) -> None:
-        await metered().effect()
+        await get_meter().effect()
 
     subscriber(process)
     async with broker:
         await broker.start()
-        await metered().finished.wait()
+        await get_meter().finished.wait()
 
 
 def _by_redis(job: Job) -> tuple[Any, Any]:
     from faststream.redis import RedisBroker, StreamSub
 
-    broker = RedisBroker(job.servers, logger=None)  # type: ignore[arg-type]  # its own way to say: none
+    broker = RedisBroker(job.servers, logger=None)  # type: ignore[arg-type]  # FastStream's constant for: none
     stream = StreamSub(job.stream, group=GROUP, consumer="c", max_records=BATCH)
     return broker, broker.subscriber(stream=stream, max_workers=AT_ONCE)
 

@@ -1,8 +1,8 @@
-"""One contender of `python -m benchmarks.peers`, in a process and, where it needs one, an environment of its own.
+"""One contender of `python -m benchmarks.peers`, in its own process and, if needed, its own environment.
 
 `python contender.py JOB` with a job in JSON. It runs each phase (`first`: new keys; `replay`: the same keys again) and
 prints one line of JSON for each: seconds on the clock, processor time of this process and of the server, latencies.
-It imports nothing of semel before a contender asks for it: the environments of others do not have it.
+It imports semel only for contenders that use it: the environments of other libraries do not have it.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def handle(key: str) -> dict[str, str]:
-    """The effect: nothing but a value worth storing."""
+    """The handler: returns a value to store."""
     return {"receipt": key}
 
 
@@ -42,7 +42,7 @@ async def ahandle(key: str) -> dict[str, str]:
 
 
 def server_cpu_s(pid: int) -> float:
-    """Seconds that a server has spent: its process, its children, and those of its children that ended."""
+    """Return the processor seconds of a server: its process, its children, and children that ended."""
     if not pid:
         return 0.0
     spent, waiting = 0, [pid]
@@ -65,7 +65,7 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str, count: int) -> Iterator[None]:
-        """Print what the block cost per event, in microseconds."""
+        """Print the cost of the block per event, in microseconds."""
         self.latencies.clear()
         server, client, clock = server_cpu_s(self._pid), time.process_time(), time.perf_counter()
         yield
@@ -147,7 +147,7 @@ def by_hand_postgres(url: str) -> Iterator[Call]:
                 )
                 return value
             row = connection.execute("SELECT value FROM hand WHERE key = %s", (key,)).fetchone()
-            assert row is not None, "it was there a moment ago"
+            assert row is not None, "the row was there a moment ago"
             return json.loads(row[0])
 
         yield call
@@ -155,7 +155,7 @@ def by_hand_postgres(url: str) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def by_hand_sqlite(url: str) -> Iterator[Call]:
-    """The same on a file, with the durability that semel's default has."""
+    """The same on a file, with the durability of semel's default."""
     connection = sqlite3.connect(f"{url.removeprefix('sqlite:///')}-hand", isolation_level=None)
     connection.execute("PRAGMA journal_mode=wal")
     connection.execute("PRAGMA synchronous=full")
@@ -188,7 +188,7 @@ def by_hand_sqlite(url: str) -> Iterator[Call]:
 
 
 def value_of(outcome: Any) -> Any:
-    """The value of an outcome, all of which are `Done` here."""
+    """Return the value of an outcome; here every outcome is `Done`."""
     return outcome.value
 
 
@@ -233,7 +233,7 @@ async def semel_tasks(url: str) -> Any:
 
 @contextlib.asynccontextmanager
 async def idemkit_tasks(url: str) -> Any:
-    """The decorator of idemkit in its native colour."""
+    """The decorator of idemkit in its native async form."""
     from idemkit import InMemoryBackend, MethodConfig, PostgresBackend, RedisBackend, idempotent
 
     backend: Any
@@ -264,7 +264,7 @@ def powertools_single(url: str) -> Iterator[Call]:
     from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
     from aws_lambda_powertools.utilities.idempotency.persistence.redis import RedisCachePersistenceLayer
 
-    warnings.simplefilter("ignore")  # there is no Lambda context here, of which it warns at every call
+    warnings.simplefilter("ignore")  # without a Lambda context it warns at every call
     layer = RedisCachePersistenceLayer(client=redis.Redis.from_url(url, decode_responses=True))
     config = IdempotencyConfig(event_key_jmespath="key", expires_after_seconds=DAY_S)
 
@@ -331,7 +331,7 @@ def run_batches(call: BatchCall, keys: list[str], meter: Meter) -> None:
 
 
 async def run_tasks(opened: Any, tasks: int, keys: list[str], meter: Meter) -> None:
-    """So many callers at once in one event loop."""
+    """This many callers at once in one event loop."""
     async with opened as call:
 
         async def work(mine: list[str]) -> None:

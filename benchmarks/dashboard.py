@@ -1,7 +1,7 @@
 """`python -m benchmarks.dashboard`: how long the server takes for each page, on a store of a million records.
 
-Both the very first look of a new instance (nothing read, nothing counted) and the looks after it; and what claims cost
-meanwhile, with and without somebody looking, in turns.
+It measures the first request to a new instance (nothing read, nothing counted) and the requests after it; and the
+latency of claims with and without an open overview, in turns.
 """
 
 import argparse
@@ -56,8 +56,8 @@ def fill(path: Path, records: int) -> None:
     store.close()
 
 
-async def served(path: Path, work: Callable[[httpx2.AsyncClient], Awaitable[Any]]) -> Any:
-    """The application in this process, without a network: what is measured is the server's own time."""
+async def with_app(path: Path, work: Callable[[httpx2.AsyncClient], Awaitable[Any]]) -> Any:
+    """Call `work` with a client of the application in this process: without a network the time is the server's own."""
     app = create_app(ServeSettings(auth="none", store=f"sqlite:///{path}", limits=Limits(rate_per_s=0)))
     async with app.router.lifespan_context(app):
         transport = httpx2.ASGITransport(app=app)
@@ -75,13 +75,13 @@ async def took_ms(client: httpx2.AsyncClient, page: str) -> float:
 async def pages(path: Path) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for page in PAGES:
-        first = [await served(path, partial(took_ms, page=page)) for _ in range(3)]
+        first = [await with_app(path, partial(took_ms, page=page)) for _ in range(3)]
 
         async def again(client: httpx2.AsyncClient, page: str = page) -> list[float]:
             await took_ms(client, page)
             return [await took_ms(client, page) for _ in range(LOOKS)]
 
-        later = await served(path, again)
+        later = await with_app(path, again)
         found[page] = {
             "first_ms": round(statistics.median(first), 1),
             "later_ms": round(statistics.median(later), 1),
@@ -94,8 +94,8 @@ async def pages(path: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-async def beside(path: Path) -> dict[str, float]:
-    """A claim's round trip through the service, while nobody looks and while somebody has the overview open."""
+async def claim_latencies(path: Path) -> dict[str, float]:
+    """Measure a claim's round trip through the service, with and without an open overview."""
 
     async def work(client: httpx2.AsyncClient) -> dict[str, float]:
         told: dict[bool, list[float]] = {False: [], True: []}
@@ -124,12 +124,12 @@ async def beside(path: Path) -> dict[str, float]:
             )
         }
 
-    found: dict[str, float] = await served(path, work)
+    found: dict[str, float] = await with_app(path, work)
     return found
 
 
 async def look(client: httpx2.AsyncClient, until: float) -> None:
-    """What one open overview asks for: its parts every 5 s, the counters every second."""
+    """Send the requests of one open overview: its parts every 5 s, the counters every second."""
     while time.perf_counter() < until:
         for page in ("/ui/data?range=1h", "/ui/parts/consumers", "/ui/parts/held"):
             await client.get(page)
@@ -147,7 +147,7 @@ def main() -> int:
         found = {
             "records": options.records,
             "pages": asyncio.run(pages(path)),
-            "claims": asyncio.run(beside(path)),
+            "claims": asyncio.run(claim_latencies(path)),
         }
     print(json.dumps(found, indent=2))
     if options.out is not None:

@@ -1,4 +1,4 @@
-"""Hooks: what it costs that somebody could listen, and what it costs when somebody does."""
+"""Hooks: the cost of a client without hooks, and with each hook."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ from semel.types import Done
 
 
 class Deaf(Semel):
-    """A client that never asks whether anybody listens; otherwise the same lines."""
+    """A client that never checks for hooks; otherwise the same code."""
 
     def _execute(self, task: ClientTask, *, reached: bool) -> Any:
         executor = self._own_executor
@@ -41,7 +41,7 @@ class Deaf(Semel):
 
 
 def rows(folder: Path) -> list[Measurement]:
-    """`run` in memory, where a call costs least, so that what is added shows most."""
+    """`run` in memory, where a call costs least, so that the added cost shows most."""
     from prometheus_client import CollectorRegistry
 
     from semel.observe.prometheus import PrometheusHook

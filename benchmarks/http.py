@@ -1,8 +1,8 @@
-"""What the middleware adds to a request: `python -m benchmarks.http [--out FILE]`.
+"""The cost that the middleware adds to a request: `python -m benchmarks.http [--out FILE]`.
 
 An ASGI application that answers at once is called by hand, without a server, bare and behind each middleware, in turns
-in one run; stores in memory, so that what is left is the middleware. Medians of processor time, in microseconds per
-request. `idemkit` and `asgi-idempotency-header` are measured beside it where they are installed.
+in one run; with stores in memory, the rest is the cost of the middleware. Medians of processor time, in microseconds
+per request. `idemkit` and `asgi-idempotency-header` are measured, too, if they are installed.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def scope(method: str, key: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def timed(calls: list[Callable[[], Awaitable[Any]]]) -> float:
-    """Microseconds for each of the calls, one after the other."""
+async def time_us(calls: list[Callable[[], Awaitable[Any]]]) -> float:
+    """Run the calls one after the other; return the microseconds per call."""
     gc.collect()
     gc.disable()
     start = time.process_time()
@@ -135,7 +135,7 @@ async def measure() -> dict[str, float]:
         spent: dict[str, list[float]] = {name: [] for name in subjects}
         for _ in range(ROUNDS):
             for name, make in subjects.items():
-                spent[name].append(await timed(make()))
+                spent[name].append(await time_us(make()))
         return {name: median(each) for name, each in spent.items()}
 
 

@@ -21,7 +21,7 @@ CREDIT = "UPDATE account SET cents = cents + 1 WHERE id = "
 
 
 def rows(folder: Path) -> list[Measurement]:
-    """All comparisons; a PostgreSQL is started in `folder`, and an SQLite file made there."""
+    """All comparisons; a PostgreSQL is started in `folder`, and an SQLite file is created there."""
     from tests.services import postgres
 
     with postgres.own(folder) as server:
@@ -75,7 +75,7 @@ def on_postgres(url: str) -> Iterator[Measurement]:
             _job(connection, one_by_one),
         )  # fmt: skip
         connection.close()
-        yield _awaited(url)
+        yield _on_asyncpg(url)
 
 
 def on_sqlite(path: Path) -> Iterator[Measurement]:
@@ -123,7 +123,7 @@ def _job(connection: Any, work: Callable[[list[tuple[str, int]]], None]) -> Job:
     return Job(run, EVENTS * TRANSACTIONS)
 
 
-def _awaited(url: str) -> Measurement:
+def _on_asyncpg(url: str) -> Measurement:
     """asyncpg, one statement for each event."""
     import asyncpg  # type: ignore[import-untyped]
 

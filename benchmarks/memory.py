@@ -44,14 +44,14 @@ def rows(_folder: Path) -> list[Measurement]:
 
 
 def client(consumer: str, **options: object) -> semel.Semel:
-    """A client on a store of its own, ready."""
+    """Return an open client on its own store."""
     made = semel.open(MemoryStore(records_max=10**7), consumer=consumer, **options)  # type: ignore[arg-type]
     made.mark("warm") if options.get("mode") == "mark" else made.run("warm", nothing)
     return made
 
 
 def compact_mark() -> Measurement:
-    """Packed marks of 500, against those in a set: what a fifth of the room costs."""
+    """Packed marks of 500, against those in a set: the price of a fifth of the space."""
     packed = semel.open(MemoryStore(records_max=10**7, compact=True), consumer="m", mode="mark")
     packed.mark("warm")
     return compare(
@@ -61,7 +61,7 @@ def compact_mark() -> Measurement:
 
 
 def by_hand(client: semel.Semel, key: str, handler: Callable[[], object]) -> Done[object]:
-    """What `run` does, written out without flows or drivers: the price of having the protocol in one place."""
+    """The steps of `run`, written out without flows or drivers: shows the price of having the protocol in one place."""
     store, keeper = client._runtime.store, client._runtime.keeper
     record_id, owner, sent_at = ("", "twin", check(key)), new_owner(), time.monotonic()
     claim = Claim(record_id, owner, LEASE_US, WINDOW_US)

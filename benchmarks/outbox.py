@@ -1,4 +1,4 @@
-"""Outbox: what a message costs inside a transaction, and what a relay reaches of its broker client's own rate."""
+"""Outbox: the cost of a message inside a transaction, and a relay's share of its broker client's own rate."""
 
 import asyncio
 import io
@@ -82,7 +82,7 @@ class Bench:
         )
 
     def fill(self) -> None:
-        """As many messages as are to be relayed, and nothing else."""
+        """Fill the outbox with exactly the messages to relay."""
         self.connection.execute("TRUNCATE semel.outbox")
         with self.connection.transaction():
             self.once.outbox(self.connection).publish_many(
@@ -96,7 +96,7 @@ class Bench:
     def relaying_to_redis(self) -> Measurement:
         """PostgreSQL to a stream, against the same entries by redis-py's own pipeline."""
         self.fill()
-        taken = asyncio.run(self._taken())
+        taken = asyncio.run(self._take_rows())
         entries: list[dict[Any, Any]] = [
             dict(zip(fields[::2], fields[1::2], strict=True)) for fields in map(fields_of, taken)
         ]
@@ -124,11 +124,11 @@ class Bench:
         place = PLACES[name]()
         asyncio.run(place.prepare())
         self.fill()
-        taken = asyncio.run(self._taken())
+        taken = asyncio.run(self._take_rows())
         option = {"kafka": "topic", "nats": "subject", "rabbitmq": "routing_key"}[name]
 
         def alone() -> None:
-            rows = [replace(row, id=str(uuid4())) for row in taken]  # a stream drops ids that it knows
+            rows = [replace(row, id=str(uuid4())) for row in taken]  # a stream drops ids that it has seen
             if name == "kafka":
                 kafka_alone(place.servers, place.where, rows)
             else:
@@ -167,11 +167,11 @@ class Bench:
         )
 
     def relay(self, sink: Any) -> None:
-        """All that lies in the outbox."""
+        """Relay every message in the outbox."""
         totals = Relay(self.url, sink).run(until_empty=True)
         assert totals.published == MESSAGES, totals
 
-    async def _taken(self) -> list[Taken]:
+    async def _take_rows(self) -> list[Taken]:
         found = rows_for(self.url)
         await found.open()
         await found.share()
@@ -180,11 +180,11 @@ class Bench:
         return taken
 
 
-# --- what each client reaches by itself, with the same confirmations ------------------------------
+# --- each broker's client by itself, with the same confirmations ----------------------------------
 
 
 def kafka_alone(servers: str, topic: str, rows: list[Taken]) -> None:
-    """An idempotent producer that is flushed after each batch."""
+    """An idempotent producer, flushed after each batch."""
     from confluent_kafka import Producer
 
     producer = Producer(

@@ -1,9 +1,9 @@
 """`python -m benchmarks.peers`: semel, a careful version by hand, and other libraries, in turns in one run.
 
-Each contender runs in a process of its own (`contender.py`), in its own environment where it is another library.
-The cost is processor time of client and server together, which a busy computer disturbs less than rates; both are
-kept. `--out` writes JSON, a plot and the page of the documentation; `--check` compares the ratios with those that
-were kept and fails on a loss beyond the noise of both runs.
+Each contender runs in its own process (`contender.py`), and other libraries in their own environments.
+The cost is processor time of client and server together, which a busy computer disturbs less than rates; the result
+has both. `--out` writes JSON, a plot and the page of the documentation; `--check` compares the ratios with stored
+ones and fails on a loss beyond the noise of both runs.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.peers_page import Row, write_page, write_plot
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parent / ".venv-peers"
-"""One environment for each library that is not semel; they do not agree on versions of what they need."""
+"""One environment for each library that is not semel: they need different versions of the same packages."""
 NEEDS: dict[str, list[str]] = {
     "idemkit": ["idemkit", "redis[hiredis]", "asyncpg"],
     "powertools": ["aws-lambda-powertools", "boto3", "redis[hiredis]"],
@@ -35,7 +35,7 @@ NEEDS: dict[str, list[str]] = {
 }
 ROUNDS = 3
 LOSS = 0.10
-"""The least loss that `--check` reports, where both runs were steadier than that."""
+"""The smallest loss that `--check` reports, if the noise of both runs was smaller."""
 FIRST_OF_ALL = "by hand"
 """The contender whose cost is 1."""
 
@@ -51,7 +51,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def library(self) -> str:
-        """The library, whatever way it is called."""
+        """The library, without the way in which it is called."""
         return self.contender.partition(",")[0]
 
 
@@ -94,7 +94,7 @@ class Servers:
         self.versions: dict[str, str] = {}
 
     def place_of(self, case: Case, run: str) -> tuple[str, int]:
-        """A URL with nothing in it, and the process whose time is the server's."""
+        """Return the URL of an empty store, and the id of the server's process."""
         from tests.services import postgres, redis
 
         if case.store == "redis":
@@ -115,7 +115,7 @@ class Servers:
 
 
 def python_for(library: str) -> str:
-    """The interpreter that has the library; its environment is made at first use."""
+    """Return the interpreter that has the library; its environment is created at first use."""
     if library not in NEEDS:
         return sys.executable
     folder = ENVIRONMENTS / library
@@ -129,14 +129,14 @@ def python_for(library: str) -> str:
 
 
 def version_of(library: str) -> str:
-    """The version of a contender in its environment."""
+    """Return the version of a contender in its environment."""
     asked = f"from importlib.metadata import version; print(version({NEEDS[library][0]!r}))"
     told = subprocess.run([python_for(library), "-c", asked], capture_output=True, text=True, check=True)
     return told.stdout.strip()
 
 
 def measure(case: Case, servers: Servers, run: str) -> list[dict[str, Any]]:
-    """The two phases of one contender."""
+    """Measure the two phases of one contender."""
     url, pid = servers.place_of(case, run)
     job = {
         "contender": case.contender, "url": url, "server_pid": pid, "events": case.events, "tasks": case.tasks,
@@ -151,11 +151,11 @@ def measure(case: Case, servers: Servers, run: str) -> list[dict[str, Any]]:
 
 
 def rows_of(cases: list[Case], rounds: int) -> tuple[list[Row], dict[str, str]]:
-    """Measure all cases in turns; medians of the rounds."""
+    """Measure all cases in turns; return medians of the rounds."""
     found: dict[tuple[Case, str], list[dict[str, Any]]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.chmod(0o755)  # PostgreSQL refuses to run as root, and comes as another user
+        folder.chmod(0o755)  # PostgreSQL refuses to run as root and runs as another user
         servers = Servers(folder, stack)
         for at in range(rounds):
             for number, case in enumerate(cases):
@@ -193,7 +193,7 @@ def _medians(found: dict[tuple[Case, str], list[dict[str, Any]]]) -> Iterator[Ro
 
 
 def losses(kept: list[Row], now: list[Row]) -> list[str]:
-    """What costs semel more, beside the version by hand, than when the figures were kept."""
+    """Return a line for each case in which semel costs more, relative to by hand, than in the stored figures."""
     before = {row.place: row for row in kept if row.contender == "semel" and row.ratio is not None}
     found = []
     for row in now:
@@ -220,20 +220,20 @@ def show(rows: list[Row]) -> None:
 
 
 class Report(msgspec.Struct):
-    """The figures with what they were measured on."""
+    """The figures, and the computer and versions they were measured on."""
 
     versions: dict[str, str]
     rows: list[Row]
 
 
 def main() -> int:
-    """Measure, print, keep or compare."""
+    """Measure and print; with `--out` write the figures, with `--check` compare them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--store", choices=sorted({case.store for case in CASES}), help="one store only")
     parser.add_argument("--contender", action="append", help="these libraries only")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, help="folder for peers.json and peers.svg; writes the page, too")
-    parser.add_argument("--check", type=Path, metavar="JSON", help="compare with figures that were kept")
+    parser.add_argument("--check", type=Path, metavar="JSON", help="compare with these stored figures")
     options = parser.parse_args()
     cases = [
         case

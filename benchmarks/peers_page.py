@@ -21,13 +21,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     p50_us: float | None = None
     p99_us: float | None = None
     ratio: float | None = None
-    """Processor time of client and server, where by hand, one by one, is 1."""
+    """Processor time of client and server, relative to by hand, one by one."""
     noise: float = 0.0
-    """How far apart the rounds were, as a share of their median."""
+    """The spread of the rounds, as a share of their median."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """What is compared between two runs."""
+        """The identity of a row, by which two runs are compared."""
         return self.store, self.shape, self.contender, self.phase
 
 
@@ -77,7 +77,7 @@ def _scale(rate: float, most: float) -> int:
 
 
 def write_page(rows: list[Row], versions: dict[str, str], file: Path) -> None:
-    """The page of the documentation, with every row."""
+    """Write the page of the documentation, with every row."""
     file.write_text("\n".join(_page(rows, versions)) + "\n", encoding="utf-8")
 
 
@@ -93,8 +93,8 @@ def _page(rows: list[Row], versions: dict[str, str]) -> Iterator[str]:
         "two Lua scripts with redis-py; `INSERT ... ON CONFLICT` and `UPDATE` with psycopg; the same on",
         "sqlite3. It has no waiting, no renewal of leases, no fences, no fingerprints and no take-over.",
         "",
-        "*Cost* is processor time of client and server per event, where by hand, one by one, is 1. Rates",
-        "depend on the computer and on what else it does; the cost much less. A dash: not measured, because",
+        "*Cost* is processor time of client and server per event; by hand, one by one, is 1. Rates",
+        "depend on the computer and its other load; the cost much less. A dash: not measured, because",
         "the library has no such store or no such call.",
         "",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".",

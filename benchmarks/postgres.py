@@ -75,7 +75,7 @@ class Bench:
 
     @contextmanager
     def client(self, name: str, more: str = "", **options: Any) -> Iterator[semel.Semel]:
-        """A client with a schema of its own, ready."""
+        """Return an open client with its own schema."""
         with semel.open(f"{self.url}?schema={name}{more}", consumer=name, **options) as opened:
             opened.mark("warm") if options.get("mode") == "mark" else opened.run("warm", nothing)
             yield opened
@@ -91,7 +91,7 @@ class Bench:
             )  # fmt: skip
 
     def sizes(self) -> Iterator[Measurement]:
-        """How many ids a KiB of table and indexes holds, against the number aimed at."""
+        """How many ids a KiB of table and indexes holds, against the aim."""
         for what, table, mode, bytes_aim in (
             ("marks per KiB", "marks", "mark", MARK_BYTES_AIM),
             ("records per KiB", "records", "lease", RECORD_BYTES_AIM),
@@ -122,7 +122,7 @@ class Bench:
             ):
                 self.fill(f"grown_{mode}")
                 make = workloads.marking if mode == "mark" else workloads.claiming
-                for client in (grown, small):  # the first touch of a page after a checkpoint costs extra log
+                for client in (grown, small):  # the first write to a page after a checkpoint costs extra log
                     warm = make(client, COUNT, BATCH)
                     warm.fresh()
                     warm.run()
@@ -130,7 +130,7 @@ class Bench:
                 yield compare("postgres", f"{what}, a million held", mine, "with few held", theirs, 0.8)
 
     def fill(self, schema: str) -> None:
-        """Rows that nobody asks for, without waiting for them one by one."""
+        """Insert rows that no call reads, in one statement for each table."""
         self.db.execute(
             f"INSERT INTO {schema}.records (digest, state, owner, fence, attempt, settled_at, expires_at, purge_at,"
             " consumer_id) SELECT gen_random_uuid(), 1, uuid_send(gen_random_uuid()), 1, 1, 1, 4000000000000000,"

@@ -62,7 +62,7 @@ class Bench:
         yield from self.sizes()
 
     def client(self, name: str, options: str = "", **more: Any) -> semel.Semel:
-        """A client on the server, ready."""
+        """Return an open client on the server."""
         client = semel.open(self.url + options, consumer=name, **more)
         client.mark("warm") if more.get("mode") == "mark" else client.run("warm", nothing)
         return client
@@ -80,7 +80,7 @@ class Bench:
     # --- limits ---
 
     def server_rate(self, connections: int, depth: int) -> float:
-        """SET NX EX of a fresh key, as fast as redis-benchmark gets it through."""
+        """Return the rate of SET NX EX of fresh keys by redis-benchmark."""
         command = [
             "redis-benchmark", "-p", str(self.port), "-c", str(connections), "-P", str(depth), "-n",
             str(REQUESTS if depth >= 100 else REQUESTS // 10), "-r", "1000000000", "--csv",
@@ -93,7 +93,7 @@ class Bench:
     def against_server(
         self, what: str, subject: Job, connections: int, aim: float | None, depth: int = BATCH
     ) -> Measurement:
-        """Measured in turns with redis-benchmark."""
+        """Compare a job with redis-benchmark, in turns."""
         pairs = [(self.server_rate(connections, depth), rate(subject)) for _ in range(REPEATS)]
         return Measurement(
             store="redis",
@@ -148,7 +148,7 @@ class Bench:
             )  # fmt: skip
 
     def sizes(self) -> Iterator[Measurement]:
-        """How many ids a KiB of the server's memory holds, against the number aimed at."""
+        """How many ids a KiB of the server's memory holds, against the aim."""
         expected = COUNT * 5
         compact = self.client("size1", f"?marks=compact&marks_expected={expected}&prefix=size1", mode="mark")
         leases = self.client("size2", "?readable_keys=false&prefix=size2")
@@ -165,17 +165,17 @@ class Bench:
             ("compact marks per KiB", mark, MARK_BYTES_AIM),
             ("records per KiB", settle, RECORD_BYTES_AIM),
         ):
-            before = self.used()
+            before = self.memory_bytes()
             for _ in range(5):
                 fresh()
                 work()
-            each = (self.used() - before) / expected
+            each = (self.memory_bytes() - before) / expected
             yield Measurement(
                 store="redis", what=what, rate=KIB / each,
                 limit=f"{bytes_aim} B each", limit_rate=KIB / bytes_aim, aim=1.0,
             )  # fmt: skip
 
-    def used(self) -> int:
-        """The server's own count of its memory."""
+    def memory_bytes(self) -> int:
+        """Return the server's own count of its memory."""
         told: Any = self.raw.info("memory")
         return int(told["used_memory"])

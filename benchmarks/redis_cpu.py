@@ -1,7 +1,7 @@
-"""`python -m benchmarks.redis_cpu`: what an operation costs client and server in processor time.
+"""`python -m benchmarks.redis_cpu`: the processor time of client and server for each operation.
 
-Rates say little on a computer that others use as well: a client that waits for each batch loses more by every delay
-than fifty connections that do not. What each process spent is disturbed far less, and all take turns.
+Rates say little on a shared computer: a client that waits for each batch loses more by every delay than fifty
+connections that do not wait. Other work disturbs processor time far less. All operations take turns.
 """
 
 import argparse
@@ -49,33 +49,33 @@ class Bench:
         self.raw = redis.Redis(port=port)
 
     def works(self) -> Iterator[tuple[str, Work, int]]:
-        """What is compared, and with how many ids."""
+        """Yield the compared operations and their numbers of ids."""
         marks = semel.open(self.url, consumer="marks", mode="mark")
         compact = semel.open(f"{self.url}?marks=compact", consumer="compact", mode="mark")
         leases = semel.open(self.url, consumer="leases")
         if shutil.which("redis-benchmark"):
             yield "redis-benchmark -c 50 -P 500", self.limit, COUNT
         yield "redis-py pipeline of 500", self.pipeline, COUNT
-        yield "mark_many of 500", batched(marks.mark_many), COUNT
-        yield "compact mark_many of 500", batched(compact.mark_many), COUNT
-        yield "claim_many of 500", batched(leases.claim_many), COUNT
-        both = batched(lambda keys: leases.complete_many(leases.claim_many(keys)))  # type: ignore[arg-type]
+        yield "mark_many of 500", in_batches(marks.mark_many), COUNT
+        yield "compact mark_many of 500", in_batches(compact.mark_many), COUNT
+        yield "claim_many of 500", in_batches(leases.claim_many), COUNT
+        both = in_batches(lambda keys: leases.complete_many(leases.claim_many(keys)))  # type: ignore[arg-type]
         yield "claim + complete of 500", both, COUNT
         yield "redis.asyncio, 50 tasks", self.peers, SINGLES
         for tasks in (50, 200):
             yield f"mark, {tasks} tasks", self.tasks(tasks), COUNT
 
     def costs(self) -> list[Cost]:
-        """All take turns, each time with new ids; the least of all rounds."""
+        """Measure all operations in turns, each time with new ids; return the least of all rounds."""
         works = list(self.works())
         spent: dict[str, list[tuple[float, float]]] = {what: [] for what, _, _ in works}
         for _ in range(REPEATS):
             for what, work, count in works:
                 keys = [str(uuid.uuid4()) for _ in range(count)]
-                server, client = self.spent(), time.process_time()
+                server, client = self.server_cpu_s(), time.process_time()
                 work(keys)
                 client = time.process_time() - client
-                spent[what].append((client * 1e6 / count, (self.spent() - server) * 1e6 / count))
+                spent[what].append((client * 1e6 / count, (self.server_cpu_s() - server) * 1e6 / count))
         return [
             Cost(
                 what=what,
@@ -85,13 +85,13 @@ class Bench:
             for what, rounds in spent.items()
         ]
 
-    def spent(self) -> float:
+    def server_cpu_s(self) -> float:
         """Seconds of processor time of the server's main thread."""
         told: Any = self.raw.info("cpu")
         return float(told["used_cpu_user_main_thread"]) + float(told["used_cpu_sys_main_thread"])
 
     def limit(self, keys: list[str]) -> None:
-        """SET NX EX of fresh keys; what its client spends is not seen from here."""
+        """SET NX EX of fresh keys by redis-benchmark; the time of that client is not measured."""
         subprocess.run(
             ["redis-benchmark", "-p", str(self.port), "-c", "50", "-P", str(BATCH), "-n", str(len(keys)), "-r",
              "1000000000", "-q", "SET", f"{os.urandom(4).hex()}__rand_int__", "1", "NX", "EX", str(DAY_S)],
@@ -99,7 +99,7 @@ class Bench:
         )  # fmt: skip
 
     def pipeline(self, keys: list[str]) -> None:
-        """What redis-py offers."""
+        """A pipeline of redis-py."""
         for start in range(0, len(keys), BATCH):
             with self.raw.pipeline(transaction=False) as pipeline:
                 for key in keys[start : start + BATCH]:
@@ -107,7 +107,7 @@ class Bench:
                 pipeline.execute()
 
     def peers(self, keys: list[str]) -> None:
-        """What redis.asyncio offers."""
+        """Concurrent tasks on redis.asyncio."""
 
         async def pour() -> None:
             async with redis.asyncio.Redis(port=self.port) as client:
@@ -125,8 +125,8 @@ class Bench:
         return lambda keys: asyncio.run(pour(keys))
 
 
-def batched(call: Callable[[list[str]], object]) -> Work:
-    """The call for some keys at a time."""
+def in_batches(call: Callable[[list[str]], object]) -> Work:
+    """Return a function that makes the call for one batch of keys at a time."""
 
     def work(keys: list[str]) -> None:
         for start in range(0, len(keys), BATCH):
@@ -136,7 +136,7 @@ def batched(call: Callable[[list[str]], object]) -> Work:
 
 
 async def spread(tasks: int, keys: list[str], call: Callable[[str], Any]) -> None:
-    """The call for each key, by so many tasks."""
+    """Make the call for each key, in this many tasks."""
 
     async def work(at: int) -> None:
         for key in keys[at::tasks]:
@@ -146,7 +146,7 @@ async def spread(tasks: int, keys: list[str], call: Callable[[str], Any]) -> Non
 
 
 def main() -> int:
-    """Measure and print; with `--out`, keep the figures."""
+    """Measure and print; with `--out`, write the figures."""
     from tests.services import redis as service
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.redis_cpu")

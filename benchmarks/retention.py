@@ -1,7 +1,7 @@
 """`python -m benchmarks.retention`: the plain table against partitions, and claims while old records are removed.
 
-A tenth of the old records is removed from a quiet store, to see what it costs; the others while claims go on as
-fast as they can, to see what those feel of it. The designs share a server and take turns.
+A tenth of the old records is removed from a quiet store, to measure the cost of removal; the others while claims run
+as fast as they can, to measure the effect on claims. The designs share a server and take turns.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ROUNDS = 3
 """How often the designs take turns; medians count."""
 QUIET_S = 4.0
 SINGLES = 2
-"""Callers with one claim at a time, whose latency is taken; one more claims batches, as load."""
+"""Callers that claim one by one and whose latency is measured; one more claims batches, as load."""
 DAY_S = 86_400
 DAY_US = DAY_S * 1_000_000
 MINUTE_US = 60 * 1_000_000
@@ -67,16 +67,16 @@ class Bench:
         self.quiet = rows // 10
         self.rates: list[tuple[float, float, float]] = []
         self.line = Line(f"{'partitions' if timed else 'plain table'}, {ids}")
-        self.store = self.opened("12d" if timed else None)
+        self.store = self.open_store("12d" if timed else None)
 
-    def opened(self, live: str | None) -> PostgresStore:
+    def open_store(self, live: str | None) -> PostgresStore:
         store = PostgresStore(self.url, schema=self.schema, pool_max=8, partition_live=live, wait_s=600)
         store.open()
         store.send([Admit("", "events", "lease", self.kind)])
         return store
 
     def removal(self) -> Line:
-        """Remove what is old: quietly, then under load."""
+        """Remove old records: first without load, then under load."""
         line = self.line
         line.events_s, line.duplicates_s, line.wal_bytes = (
             median(each) for each in zip(*self.rates, strict=True)
@@ -95,7 +95,7 @@ class Bench:
         return line
 
     def fill(self) -> None:
-        """Old records, put there by the server itself: two halves, expired on different days."""
+        """Insert old records by a statement on the server: two halves, expired on different days."""
         now_us = time.time_ns() // 1000
         owner = "\\x11223344556677881122334455667788"
         number = postgres.execute(
@@ -124,7 +124,7 @@ class Bench:
         postgres.execute(self.url, "CHECKPOINT")
 
     def indexes(self) -> list[tuple[str, str]]:
-        """The indexes of the plain table: their names, and how they are made."""
+        """Return the names and definitions of the plain table's indexes."""
         return [
             (name, made)
             for name, made in postgres.execute(
@@ -140,7 +140,7 @@ class Bench:
         ]
 
     def measure(self) -> None:
-        """Events and duplicates per second in batches, and what an event adds to the log: once more."""
+        """Measure one more round: events and duplicates per second in batches, and the log bytes of an event."""
         batches = [self.claims(BATCH) for _ in range(SAMPLE // BATCH)]
 
         def fresh() -> None:
@@ -163,12 +163,12 @@ class Bench:
         self.rates.append((events_s, rate(Job(again, SAMPLE)), wal_bytes))
 
     def purge_quietly(self) -> tuple[int, float, float]:
-        """Remove the first part with nobody else about: how many, seconds, megabytes of log."""
+        """Remove the first part without load. Returns the count, the seconds and the megabytes of log."""
         if self.timed:
             self.store.close()
-            self.store = self.opened("10d")
+            self.store = self.open_store("10d")
             self.store.send([Purge()])
-            time.sleep(GRACE_S)  # the mark has to be in force for a while
+            time.sleep(GRACE_S)  # the low-water mark must be in force for a while
         before, began, removed = self.wal(), time.perf_counter(), 0
         while removed < self.quiet:
             (purged,) = self.store.send([Purge()])
@@ -176,10 +176,10 @@ class Bench:
         return removed, time.perf_counter() - began, (self.wal() - before) / 1e6
 
     def purge_rest(self) -> tuple[int, float, float]:
-        """Remove the rest under load: how many, the seconds of work, the seconds in all."""
+        """Remove the rest under load. Returns the count, the seconds of work and the seconds in all."""
         started = time.perf_counter()
         if self.timed:
-            store = self.opened("8d")
+            store = self.open_store("8d")
             store.send([Purge()])
             store.close()
             time.sleep(GRACE_S)
@@ -193,7 +193,7 @@ class Bench:
 
     @contextmanager
     def load(self) -> Iterator[list[float]]:
-        """Claims as fast as they go, some one by one; yields the seconds that each of those took."""
+        """Claim as fast as possible, some one by one; yield the seconds that each of those took."""
         stop = threading.Event()
         took: list[float] = []
 

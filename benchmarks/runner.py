@@ -1,6 +1,6 @@
 """Messages per second through `semel consume`, against the bare client's loop with the same effect and no dedup.
 
-Each contestant is a process of its own that drains a stream which was filled beforehand; they take turns in one run.
+Each contestant is its own process and drains a stream that was filled before; they take turns in one run.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ MESSAGES = 4_000
 ROUNDS = 3
 WITHIN_S = 300
 LEASE = ("lease", "faststream", "idemkit")
-"""With one round trip as the effect, ten at once; against `bare`."""
+"""The effect is one round trip, ten at once; compared with `bare`."""
 INBOX = ("inbox",)
-"""With an insert as the effect, one commit for a batch; against `transactions`."""
+"""The effect is an insert, one commit for a batch; compared with `transactions`."""
 LIMITS = {"bare": "bare client", "transactions": "bare client, psycopg"}
 WHAT = {
     "lease": "semel consume, lease on Redis",
@@ -98,7 +98,7 @@ FILL: dict[str, Callable[[str, str, int], None]] = {
 
 
 class Contest:
-    """One broker, and who drains its streams."""
+    """One broker, and the contestants that drain its streams."""
 
     def __init__(self, broker: str, servers: str, redis_url: str, database: str, folder: Path) -> None:
         self._broker = broker
@@ -108,7 +108,7 @@ class Contest:
         self._folder = folder
 
     def rows(self) -> list[Measurement]:
-        """All contestants in turns."""
+        """Run all contestants in turns."""
         rounds = [
             {name: self._rate(name) for name in ("bare", *LEASE, "transactions", *INBOX)}
             for _ in range(ROUNDS)
@@ -146,7 +146,7 @@ class Contest:
 
 
 def row(broker: str, name: str, rounds: list[dict[str, float]]) -> Measurement:
-    """The round whose ratio is the middle one: what else the computer does changes from round to round."""
+    """Return the round with the median ratio: other load on the computer changes from round to round."""
     limit = "bare" if name in LEASE else "transactions"
     middle = sorted(rounds, key=lambda rates: rates[name] / rates[limit])[len(rounds) // 2]
     return Measurement(

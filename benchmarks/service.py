@@ -55,13 +55,15 @@ def rows(folder: Path) -> list[Measurement]:
 def on(kind: str, url: str, nothing: int, folder: Path) -> Iterator[Measurement]:
     """Each with its limit beside it."""
     with ExitStack() as stack:
-        port = stack.enter_context(served(url, folder))
+        port = stack.enter_context(serve(url, folder))
         direct = stack.enter_context(semel.open(url, consumer="direct"))
         over = stack.enter_context(semel.open(f"http://127.0.0.1:{port}", consumer="over"))
         alone, bare_alone = claims(port, 1, SINGLES), claims(nothing, 1, SINGLES)
         yield compare(kind, "claim + complete of 1", alone, "bare endpoint", bare_alone)
         crowd = f"claim + complete of 1, {CALLERS} at once"
-        yield compare(kind, crowd, crowded(port), "bare endpoint", crowded(nothing))
+        yield compare(
+            kind, crowd, claim_on_many_connections(port), "bare endpoint", claim_on_many_connections(nothing)
+        )
         limit = workloads.claiming(direct, COUNT, BATCH)
         yield compare(kind, "claim + complete of 500", claims(port, BATCH, COUNT), "no HTTP", limit)
         store = workloads.claiming(over, COUNT, BATCH)
@@ -70,7 +72,7 @@ def on(kind: str, url: str, nothing: int, folder: Path) -> Iterator[Measurement]
 
 
 def events(port: int) -> Job:
-    """Events, many in a request: journaled when it is answered, persisted on SQLite or kept on Redis soon after."""
+    """Many events in a request: journaled before the answer, persisted on SQLite or stored on Redis soon after."""
     fresh, connection = Fresh(COUNT), HTTPConnection("127.0.0.1", port)
 
     def run() -> None:
@@ -87,15 +89,15 @@ def claims(port: int, size: int, count: int) -> Job:
 
     def run() -> None:
         for keys in fresh.batches(size):
-            found = _post(connection, "/v1/claims", asked(keys))["outcomes"]
+            found = _post(connection, "/v1/claims", claims_body(keys))["outcomes"]
             ends = [{"claim": each["claim"]} for each in found]
             _post(connection, "/v1/claims/complete", {"claims": ends})
 
     return Job(run, count, fresh)
 
 
-def asked(keys: Sequence[str]) -> dict[str, Any]:
-    """What is sent to claim these keys."""
+def claims_body(keys: Sequence[str]) -> dict[str, Any]:
+    """Return the request body that claims these keys."""
     return {"consumer": "bench", "claims": [{"key": key} for key in keys]}
 
 
@@ -107,8 +109,8 @@ def _post(connection: HTTPConnection, path: str, document: object) -> Any:
     return msgspec.json.decode(said)
 
 
-def crowded(port: int) -> Job:
-    """A claim and its completion in two requests, on many connections at once, written on sockets by hand."""
+def claim_on_many_connections(port: int) -> Job:
+    """A claim and its completion in two requests, on many connections at once, on plain sockets."""
     fresh = Fresh(CROWD)
     return Job(lambda: asyncio.run(_crowd(port, fresh.keys)), CROWD, fresh)
 
@@ -129,7 +131,7 @@ async def _crowd(port: int, keys: list[str]) -> None:
             return msgspec.json.decode(await reader.readexactly(int(length)))
 
         for key in mine:
-            found = (await post("/v1/claims", asked([key])))["outcomes"]
+            found = (await post("/v1/claims", claims_body([key])))["outcomes"]
             await post("/v1/claims/complete", {"claims": [{"claim": found[0]["claim"]}]})
         writer.close()
 
@@ -138,28 +140,28 @@ async def _crowd(port: int, keys: list[str]) -> None:
 
 @contextmanager
 def bare() -> Iterator[int]:
-    """The application that does nothing; its port."""
+    """Run the application that does nothing; yield its port."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "bare.py"
         script.write_text(BARE)
-        with _started(lambda port: [sys.executable, str(script), str(port)], Path(folder)) as port:
+        with _start(lambda port: [sys.executable, str(script), str(port)], Path(folder)) as port:
             yield port
 
 
 @contextmanager
-def served(url: str, folder: Path) -> Iterator[int]:
-    """The service on this store; its port."""
+def serve(url: str, folder: Path) -> Iterator[int]:
+    """Run the service on this store; yield its port."""
 
     def command(port: int) -> list[str]:
         options = ["--port", str(port), "--store", url, "--rate", "0", "--lease-max", "1h", "--auth", "none"]
         return [sys.executable, "-m", "semel", "serve", *options]
 
-    with _started(command, folder) as port:
+    with _start(command, folder) as port:
         yield port
 
 
 @contextmanager
-def _started(command: Callable[[int], list[str]], folder: Path) -> Iterator[int]:
+def _start(command: Callable[[int], list[str]], folder: Path) -> Iterator[int]:
     from tests.services import server
 
     port = server.free_port()

@@ -34,7 +34,7 @@ Work = Callable[[list[str]], object]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call costs; `ratio` is its processor time by that of `beside`."""
+    """The cost of one call; `ratio` is its processor time divided by that of `beside`."""
 
     what: str
     client_us: float
@@ -61,11 +61,11 @@ AIMS: dict[str, tuple[str, str]] = {
     "async run, replay": ("run, replay", "<= 1.3"),
     "inbox, one event": ("inbox by hand, one event", ">= 0.85 of the rate"),
 }
-"""What each is compared with, and the aim."""
+"""For each row: the row it is compared with, and the aim."""
 
 
 def charge() -> dict[str, int]:
-    """The handler: its value is stored, and given to duplicates."""
+    """The handler: its value is stored and replayed to duplicates."""
     return {"cents": 1250}
 
 
@@ -75,7 +75,7 @@ async def acharge() -> dict[str, int]:
 
 
 class ByHand:
-    """The same protocol without a library: a row is made by whoever runs, and updated with the value."""
+    """The same protocol without a library: the first caller inserts a row, runs, and updates it with the value."""
 
     def __init__(self, url: str) -> None:
         self._db = psycopg.connect(url, autocommit=True)
@@ -85,7 +85,7 @@ class ByHand:
         )
 
     def run(self, key: str, handler: Callable[[], Any]) -> Any:
-        """The handler's value, or the one that is stored."""
+        """Return the handler's value, or the stored one."""
         made = self._db.execute(
             "INSERT INTO by_hand (key, done) VALUES (%s, false) ON CONFLICT (key) DO NOTHING", (key,)
         )
@@ -102,7 +102,7 @@ class ByHand:
         return json.loads(row[1])
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._db.close()
 
 
@@ -129,7 +129,7 @@ class Bench:
         self.inbox = stack.enter_context(semel.open(f"{url}?schema=single", consumer="inbox", mode="inbox"))
 
     def works(self) -> Iterator[tuple[str, Work]]:
-        """What is compared; a replay follows the first run of the same keys."""
+        """Yield the compared operations; a replay follows the first run of the same keys."""
         yield "by hand, first", self.by_hand
         yield "by hand, replay", self.by_hand
         yield "run, first", self.run
@@ -183,7 +183,7 @@ class Bench:
             db.commit()
 
     def spent_us(self) -> float:
-        """Microseconds of processor time of all sessions in the server but the one that asks."""
+        """Return the processor time, in microseconds, of all sessions in the server except this one."""
         rows = self.watcher.execute(
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         ).fetchall()
@@ -193,8 +193,8 @@ class Bench:
         )
 
     @contextmanager
-    def timed(self, count: int, samples: list[Sample]) -> Iterator[None]:
-        """Add what the block took."""
+    def measure(self, count: int, samples: list[Sample]) -> Iterator[None]:
+        """Append the cost of the block to `samples`."""
         gc.collect()
         gc.disable()
         server, client, began = self.spent_us(), time.process_time(), time.perf_counter()
@@ -208,7 +208,7 @@ class Bench:
         )
 
     def costs(self, count: int, only: str = "") -> list[Cost]:
-        """All take turns; medians."""
+        """Measure all operations in turns; return medians."""
         chosen = [(what, work) for what, work in self.works() if only in what]
         samples: dict[str, list[Sample]] = {what: [] for what, _ in chosen}
         for turn in range(REPEATS + 1):
@@ -216,13 +216,13 @@ class Bench:
             for what, work in chosen:
                 if "replay" not in what:
                     fresh()
-                with self.timed(fresh.count, samples[what] if turn else []):
+                with self.measure(fresh.count, samples[what] if turn else []):
                     work(fresh.keys)
-        return compared({what: middle(rounds) for what, rounds in samples.items()})
+        return compare({what: middle(rounds) for what, rounds in samples.items()})
 
 
 def middle(rounds: list[Sample]) -> Sample:
-    """The medians."""
+    """Return the medians."""
     return Sample(
         median(each.client_us for each in rounds),
         median(each.server_us for each in rounds),
@@ -230,8 +230,8 @@ def middle(rounds: list[Sample]) -> Sample:
     )
 
 
-def compared(found: dict[str, Sample]) -> list[Cost]:
-    """Each beside what it is compared with."""
+def compare(found: dict[str, Sample]) -> list[Cost]:
+    """Return each cost with its ratio to the row it is compared with."""
     costs: list[Cost] = []
     for what, mine in found.items():
         beside, aim = AIMS.get(what, ("", ""))
@@ -251,7 +251,7 @@ def compared(found: dict[str, Sample]) -> list[Cost]:
 
 
 def show(costs: list[Cost]) -> None:
-    """A table."""
+    """Print the table."""
     print(
         f"{'microseconds of processor time':34}{'client':>8}{'server':>8}{'per s':>8}{'ratio':>7}{'rate':>6}  aim"
     )
@@ -265,16 +265,16 @@ def show(costs: list[Cost]) -> None:
 
 
 def main() -> int:
-    """Measure and print; with `--out`, keep the figures."""
+    """Measure and print; with `--out`, write the figures."""
     from tests.services import postgres
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.single_postgres")
     parser.add_argument("--out", type=Path, help="folder for single-postgres.json")
     parser.add_argument("--count", type=int, default=COUNT, help="keys of one round")
-    parser.add_argument("--only", default="", help="measure what has this in its name")
+    parser.add_argument("--only", default="", help="measure only operations whose name contains this text")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)  # the server refuses to run as root, and comes as another user
+        Path(folder).chmod(0o755)  # the server refuses to run as root and runs as another user
         with postgres.own(Path(folder)) as server, ExitStack() as stack:
             bench = Bench(server.url, stack)
             costs = bench.costs(options.count, options.only)

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.single_sqlite`: what one call costs on SQLite, against a careful version by hand.
+"""`python -m benchmarks.single_sqlite`: the cost of one call on SQLite, against a careful version by hand.
 
-Semel and the version by hand take turns, on files of their own on the same disk, with the same durability (WAL,
-synchronous=FULL). Processor time is what the whole process spent, system calls included: a busy computer disturbs
-it far less than it does rates, which stand beside it.
+Semel and the version by hand take turns, on their own files on the same disk, with the same durability (WAL,
+synchronous=FULL). Processor time is that of the whole process, system calls included: a busy computer disturbs it
+far less than rates, which are shown, too.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ByHand:
-    """What a careful engineer writes: claim by INSERT, record the value by UPDATE, give it back to duplicates."""
+    """A careful version by hand: claim by INSERT, record the value by UPDATE, return it to duplicates."""
 
     def __init__(self, path: Path) -> None:
         self.db = sqlite3.connect(path, isolation_level=None)
@@ -60,7 +60,7 @@ class ByHand:
         )
 
     def run(self, key: str, handler: Callable[[], Any]) -> Any:
-        """The handler's value: of this call, or of the first one."""
+        """Return the handler's value: of this call, or of the first one."""
         claimed = self.db.execute(
             "INSERT INTO events VALUES (?, 0, NULL, ?) ON CONFLICT (key) DO NOTHING", (key, time.time())
         ).rowcount
@@ -75,7 +75,7 @@ class ByHand:
 
 
 def charge(_body: object = None) -> dict[str, Any]:
-    """A handler that does nothing but answer."""
+    """A handler that only returns a value."""
     return {"charge": "ch_1", "amount": 1200}
 
 
@@ -100,7 +100,7 @@ class Bench:
         return client
 
     def works(self) -> Iterator[tuple[str, Work]]:
-        """What is measured with fresh keys and then, as a replay, with the same ones."""
+        """Yield the operations; each is measured with new keys and then, as a replay, with the same keys."""
         yield "by hand", lambda keys: [self.hand.run(key, charge) for key in keys]
         yield "run", lambda keys: [self.single.run(key, charge) for key in keys]
         yield f"run, {CALLERS} threads", self.in_threads
@@ -147,7 +147,7 @@ AIMS = {"run, first": 1.9, "run, replay": 1.7}
 
 
 def costs(folder: Path, count: int, repeats: int) -> list[Cost]:
-    """All take turns, each round with new keys."""
+    """Measure all operations in turns, each round with new keys."""
     works = list(Bench(folder).works())
     spent: dict[str, list[tuple[float, float]]] = {}
     for _ in range(repeats):
@@ -173,13 +173,13 @@ def costs(folder: Path, count: int, repeats: int) -> list[Cost]:
 
 @contextmanager
 def scratch(disk: Path | None) -> Iterator[Path]:
-    """A folder that is gone at the end."""
+    """Yield a folder that is removed at the end."""
     with tempfile.TemporaryDirectory(dir=disk) as folder:
         yield Path(folder)
 
 
 def main() -> int:
-    """Measure and print; with `--out`, keep the figures."""
+    """Measure and print; with `--out`, write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.single_sqlite")
     parser.add_argument("--out", type=Path, help="folder for single-sqlite.json")
     parser.add_argument("--disk", type=Path, help="folder for the database files (default: temporary)")

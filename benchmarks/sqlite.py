@@ -68,15 +68,15 @@ class Bench:
             )  # fmt: skip
 
     def raw(self, name: str) -> RawSqlite:
-        """A bare file."""
+        """Return the raw limit on a file of its own."""
         return RawSqlite(self.folder / f"raw-{name}.db")
 
     def url(self, name: str) -> str:
-        """A file of one's own."""
+        """Return the URL of a new file."""
         return f"sqlite:///{self.folder / name}.db"
 
     def client(self, name: str, **options: object) -> semel.Semel:
-        """A client on a file of its own, ready."""
+        """Return an open client on its own file."""
         made = semel.open(self.url(name), consumer=name, **options)  # type: ignore[arg-type]
         made.mark("warm") if options.get("mode") == "mark" else made.run("warm", nothing)
         return made

@@ -16,7 +16,10 @@ def rows(folder: Path) -> list[Measurement]:
     """All comparisons; servers are started in `folder`."""
     from tests.services import postgres, redis
 
-    with postgres.own(_made(folder / "postgres")) as truth, redis.own(_made(folder / "redis")) as cache:
+    with (
+        postgres.own(_make_folder(folder / "postgres")) as truth,
+        redis.own(_make_folder(folder / "redis")) as cache,
+    ):
         alone = semel.open(truth.url, consumer="alone")
         store = semel.tiered(cache=cache.url, truth=PostgresStore(truth.url))
         tiers = semel.open(store, consumer="tiers")
@@ -31,7 +34,7 @@ def rows(folder: Path) -> list[Measurement]:
     return found
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder
 
@@ -46,7 +49,7 @@ def _runs(client: semel.Semel, keys: Fresh, size: int, count: int) -> Callable[[
 
 
 def fresh(name: str, tiers: semel.Semel, alone: semel.Semel) -> Measurement:
-    """Run events that are new: what the cache costs."""
+    """Run new events: measures the cost of the cache."""
     mine, theirs = Fresh(COUNT), Fresh(COUNT)
     return compare(
         "tiers",
@@ -58,7 +61,7 @@ def fresh(name: str, tiers: semel.Semel, alone: semel.Semel) -> Measurement:
 
 
 def again(name: str, tiers: semel.Semel, alone: semel.Semel, size: int, count: int) -> Measurement:
-    """Run events that have just been done: what the cache gives."""
+    """Run events that have just been done: measures the gain of the cache."""
     keys = Fresh(COUNT)
     keys()
     for client in (tiers, alone):

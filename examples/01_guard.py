@@ -9,7 +9,7 @@ once = semel.open("sqlite:///events.db", consumer="billing", window="24h")
 
 @dataclass
 class Order:
-    """What arrives, perhaps twice."""
+    """An order, which may arrive twice."""
 
     id: str
     cents: int
@@ -17,7 +17,7 @@ class Order:
 
 @dataclass
 class Receipt:
-    """What charging gives."""
+    """The result of a charge."""
 
     order: str
     charge: int

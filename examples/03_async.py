@@ -8,7 +8,7 @@ runs = 0
 
 
 async def charge(order: str) -> int:
-    """Take a while, as real work does."""
+    """Charge; it takes a while, like real work."""
     global runs
     runs += 1
     await asyncio.sleep(0.05)

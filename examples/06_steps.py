@@ -14,7 +14,7 @@ def handle(order: str) -> str:
 
 
 def take_money(order: str) -> str:
-    """The other system gets a key that is the same on every attempt."""
+    """Charge through the other system, with a key that is the same on every attempt."""
     log.append(f"charged {order}")
     return f"charge for {order}"
 

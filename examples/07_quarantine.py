@@ -1,4 +1,4 @@
-"""An effect that cannot be asked about afterwards: after a crash somebody decides, nothing is rerun unasked."""
+"""An effect that cannot be checked afterwards: after a crash a person decides, and nothing runs again by itself."""
 
 import semel
 from semel import Unknown
@@ -7,7 +7,7 @@ once = semel.open("sqlite:///events.db", consumer="letters", mode="quarantine")
 
 
 def post(letter: str) -> None:
-    """The letter may be in the box or not: nobody can tell."""
+    """Post the letter; after the error it may or may not be in the box."""
     raise TimeoutError(f"no answer while posting {letter}")
 
 

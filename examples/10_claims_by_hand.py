@@ -1,4 +1,4 @@
-"""Claims in your own hands: for loops that semel does not run."""
+"""Claims by hand: for loops that semel does not run."""
 
 import semel
 from semel import Claimed

@@ -1,4 +1,4 @@
-"""Before you trust it: count the duplicates that semel would have stopped, and stop none."""
+"""Observe mode: count the duplicates that semel would have suppressed, and suppress none."""
 
 import semel
 

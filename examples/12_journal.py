@@ -10,7 +10,7 @@ second = semel.open("sqlite:///events.db", consumer="sockets", lease="100ms")
 
 claim = first.claim("evt-1", journal={"temperature": 21})
 assert isinstance(claim, Claimed)
-first.close()  # the instance that claimed is gone before it did anything
+first.close()  # the instance that claimed dies before it does anything
 
 recovered: list[object] = []
 waiting = threading.Event()

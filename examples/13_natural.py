@@ -22,7 +22,7 @@ def on_profile(email: str, version: int) -> None:
 
 
 def on_paid(order: int) -> str:
-    """Change only from the state that is expected, and look when nothing changed."""
+    """Change only from the expected state, and check the state if nothing changed."""
     if db.execute("UPDATE orders SET state = 'paid' WHERE id = ? AND state = 'placed'", (order,)).rowcount:
         return "paid"
     found = db.execute("SELECT state FROM orders WHERE id = ?", (order,)).fetchone()

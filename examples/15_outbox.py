@@ -1,4 +1,4 @@
-"""Tell others: the message is written in your own transaction, and a relay publishes it afterwards."""
+"""The outbox: the message is written in your own transaction, and a relay publishes it afterwards."""
 
 import io
 import json
@@ -16,7 +16,7 @@ shop = semel.open("sqlite:///shop.db?adopt=true", consumer="shop")
 
 
 def take(number: int, cents: int) -> None:
-    """Take an order; if it is refused, nobody ever hears of it."""
+    """Take an order; if it is refused, no message is published."""
     with db:  # the transaction is yours: order and message commit together, or neither does
         shop.outbox(db).publish(
             semel.Message("order.taken", {"number": number, "cents": cents}, aggregate=("order", str(number)))

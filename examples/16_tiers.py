@@ -14,7 +14,7 @@ print(charged)
 tiers = once.records.stats().tiers
 print("the cache answered", tiers["cache_hits"], "and the truth", tiers["truth_asked"])
 
-once.records.forget("evt-1")  # answered when both have forgotten it
+once.records.forget("evt-1")  # returns after both have forgotten it
 print(once.run("evt-1", charged.append, "evt-1 again"))
 
 once.close()

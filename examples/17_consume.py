@@ -9,7 +9,7 @@ import semel
 from semel.brokers import Runner
 from semel.testing.queue import Queue
 
-logging.getLogger("semel").setLevel(logging.CRITICAL)  # the failures below are meant
+logging.getLogger("semel").setLevel(logging.CRITICAL)  # the failures below are intended
 
 
 class Paid(msgspec.Struct):
@@ -27,7 +27,7 @@ async def charge(paid: Paid) -> None:
 
 
 async def main() -> None:
-    queue = Queue()  # instead of source_for("kafka://..."): the same manners, no broker
+    queue = Queue()  # instead of source_for("kafka://..."): the same behaviour, no broker
     for order, cents in [("a", 500), ("shaky", 700), ("odd", -1), ("a", 500)]:
         queue.send(msgspec.json.encode(Paid(order, cents)), {"message_id": order})
     policy = semel.Policy(retry_delay_s=0.05)

@@ -22,12 +22,12 @@ with shop, sqlite3.connect("shop.db") as orders:
     )
 orders.close()
 
-# The relay publishes what was committed; `semel relay` is the same as a program, with a real broker.
+# The relay publishes the committed messages; `semel relay` is the same as a program, with a real broker.
 broker = io.BytesIO()
 Relay("sqlite:///shop.db?adopt=true", StdoutSink(broker)).run(until_empty=True)
 deliveries = [json.loads(line) for line in broker.getvalue().splitlines()]
 
-# The wallets hear of each order twice, as brokers and relays that were killed would have it.
+# The wallets get each order twice, as after a killed broker or relay.
 wallets = semel.open("sqlite:///wallets.db", consumer="wallets", mode="inbox")
 connection = sqlite3.connect("wallets.db")
 connection.execute("CREATE TABLE wallets (customer TEXT PRIMARY KEY, cents INTEGER)")

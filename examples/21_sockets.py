@@ -1,4 +1,4 @@
-"""Two instances hear the same events from a WebSocket, which sends each once: one row for each event."""
+"""Two instances receive the same events from a WebSocket, which sends each once: one row for each event."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ all_done = asyncio.Event()
 
 
 async def handle(event: Event) -> None:
-    done.add(event.id)  # or call somebody, with semel.current().idempotency_key
+    done.add(event.id)  # or call another system, with semel.current().idempotency_key
     if len(done) == EVENTS:
         all_done.set()
 
 
 async def feed(socket: ServerConnection) -> None:
-    for number in range(EVENTS):  # the same events to everybody who connects, and never again
+    for number in range(EVENTS):  # the same events to every client that connects, and never again
         await socket.send(json.dumps({"id": f"evt-{number}", "type": "measured", "value": number}))
     await socket.wait_closed()
 

@@ -1,13 +1,13 @@
-"""Write the blocking twin of each module that awaits: `NAME.py` is made from `NAME_async.py`.
+"""Write the blocking twin of each async module: `NAME.py` is generated from `NAME_async.py`.
 
     python tools/async_to_sync.py          write the twins
-    python tools/async_to_sync.py --check  write nothing; fail where a twin is not what its source gives
+    python tools/async_to_sync.py --check  write nothing; fail if a twin differs from its source
 
-`async` and `await` are dropped, and names change as `rename` says, in code, docstrings and comments. What has
-to differ is said in the source, on the line that it is about:
+The tool drops `async` and `await` and renames names as `rename` does, in code, docstrings and comments. Comments
+in the source mark the other differences, on the line concerned:
 
     self._keep(loop)  # sync: drop          leave this statement out, with its block if it has one
-    import asyncio  # sync: import time     write this line in the twin's own way
+    import asyncio  # sync: import time     write this line in the twin instead
     # sync: self._lock = Lock()             a line that only the twin has
 """
 
@@ -36,7 +36,7 @@ PAIRS = (
     "stores/tiered/redis_cache",
     "stores/tiered/store",
 )
-"""The modules that are made, by their path without `.py`."""
+"""The generated modules, by their path without `.py`."""
 
 NAMES = {
     "AWAITABLE": "BLOCKING",
@@ -60,14 +60,14 @@ NAMES = {
     "awaitable": "blocking",
     "push_async_callback": "callback",
 }
-"""Names that change otherwise than `AsyncX` and `x_async` do."""
+"""Names that do not follow the rule of `AsyncX` and `x_async`."""
 WORD = re.compile(r"[A-Za-z_]\w*")
 DIRECTIVE = re.compile(r"# sync: ?(?P<text>.*)$")
 DROPPED = {"async", "await"}
 
 
 def rename(name: str) -> str:
-    """The twin's name for a name: `AsyncX` is `X`, `x_async` is `x`, and others are in `NAMES`."""
+    """Return the twin's name for a name: `AsyncX` is `X`, `x_async` is `x`, and others are in `NAMES`."""
     if name in NAMES:
         return NAMES[name]
     if re.match(r"_?Async[A-Z]", name):
@@ -76,7 +76,7 @@ def rename(name: str) -> str:
 
 
 def convert(text: str) -> str:
-    """The text of the twin, not yet formatted."""
+    """Return the text of the twin, not yet formatted."""
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     lines = rewrite(text, tokens).splitlines(keepends=True)
     ends = statement_ends(text)
@@ -97,7 +97,7 @@ def convert(text: str) -> str:
 
 
 def statement_ends(text: str) -> dict[int, int]:
-    """The last line of each statement, by its first one, decorators included."""
+    """Return the last line of each statement by its first line, decorators included."""
     ends: dict[int, int] = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.stmt):
@@ -108,7 +108,7 @@ def statement_ends(text: str) -> dict[int, int]:
 
 
 def rewrite(text: str, tokens: list[tokenize.TokenInfo]) -> str:
-    """The text without `async`, `await` and `Awaitable`, its names changed; lines, layout and comments stay."""
+    """Return the text without `async`, `await` and `Awaitable`, with renamed names; lines, layout and comments stay."""
     gone = {*awaitables(tokens), *groups(tokens)}
     lines = text.splitlines(keepends=True)
     rewritten: list[str] = []
@@ -129,7 +129,7 @@ def rewrite(text: str, tokens: list[tokenize.TokenInfo]) -> str:
 
 
 def between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
-    """The text between two positions, which no token holds."""
+    """Return the text between two tokens, given by their positions."""
     if start[0] == end[0]:
         return lines[start[0] - 1][start[1] : end[1]] if start[0] <= len(lines) else ""
     rest = lines[start[0] - 1][start[1] :] + "".join(lines[start[0] : end[0] - 1])
@@ -137,7 +137,7 @@ def between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> s
 
 
 def awaitables(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
-    """The tokens that go with `Awaitable`: its brackets where it has some, its comma where it is imported."""
+    """Yield the tokens to drop with `Awaitable`: its brackets if it has some, its comma if it is imported."""
     for place, token in enumerate(tokens):
         if token.type != tokenize.NAME or token.string != "Awaitable":
             continue
@@ -150,7 +150,7 @@ def awaitables(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
 
 
 def groups(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
-    """The parentheses around a call that were there only to await it: `(await f())[0]`."""
+    """Yield the parentheses around a call that were needed only for its `await`: `(await f())[0]`."""
     for place, token in enumerate(tokens):
         if token.string != "(" or tokens[place + 1].string != "await":
             continue
@@ -165,7 +165,7 @@ def groups(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
 
 
 def is_primary(tokens: list[tokenize.TokenInfo]) -> bool:
-    """Whether these are names, dots and brackets alone, which bind as tightly without parentheses."""
+    """Return whether the tokens are only names, dots and brackets, which need no parentheses."""
     depth = 0
     for token in tokens:
         depth -= token.string in (")", "]", "}")
@@ -177,7 +177,7 @@ def is_primary(tokens: list[tokenize.TokenInfo]) -> bool:
 
 
 def closing(tokens: list[tokenize.TokenInfo], opening: int) -> int:
-    """Where the bracket ends that begins at `opening`."""
+    """Return the index of the bracket that closes the one at `opening`."""
     depth = 0
     for place in range(opening, len(tokens)):
         if tokens[place].type == tokenize.OP:
@@ -188,7 +188,7 @@ def closing(tokens: list[tokenize.TokenInfo], opening: int) -> int:
 
 
 def twin_of(pair: str) -> str:
-    """The text of a twin as it stands in the repository."""
+    """Return the formatted text of a twin, as the repository contains it."""
     source, target = SOURCE / f"{pair}_async.py", SOURCE / f"{pair}.py"
     note = f"# Generated by tools/async_to_sync.py from {source.name}: change that file, then run `make format`.\n"
     text = note + convert(source.read_text(encoding="utf-8"))
@@ -199,9 +199,9 @@ def twin_of(pair: str) -> str:
 
 
 def main() -> int:
-    """Write or compare all twins; how many differ from their sources."""
+    """Write or compare all twins. Returns how many differ from their sources."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a twin differs")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a twin differs")
     only_check = parser.parse_args().check
     stale = 0
     for pair in PAIRS:
@@ -211,7 +211,8 @@ def main() -> int:
         if only_check:
             stale += 1
             print(
-                f"{target.name} is not what {target.stem}_async.py gives; run `make format`", file=sys.stderr
+                f"{target.name} differs from its source {target.stem}_async.py; run `make format`",
+                file=sys.stderr,
             )
         else:
             target.write_text(text, encoding="utf-8")

@@ -181,13 +181,13 @@ class RunningClaimsAreSwept(DictStore):
 # --- who is told, and what lasts ----------------------------------------------------------------
 
 
-@caught_by("watchers_are_told_what_ends_a_wait")
+@caught_by("watchers_are_notified_of_changes_that_end_a_wait")
 class NobodyIsTold(DictStore):
     def watch(self, listener: Any, /) -> Any:
         return lambda: None
 
 
-@caught_by("watchers_hear_no_more_after_they_leave")
+@caught_by("a_watch_that_ended_gets_no_notification")
 class WatchersNeverLeave(DictStore):
     def watch(self, listener: Any, /) -> Any:
         super().watch(listener)

@@ -164,7 +164,7 @@ def test_weaker_modes_show_their_price() -> None:
 def test_a_violation_prints_its_seed_and_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--mutant", "ack on receipt", "--seeds", "20"]) == 1
     out = capsys.readouterr().out
-    assert "again with: --mode lease-keyed --seed" in out
+    assert "replay with: --mode lease-keyed --seed" in out
     seed = out.split("seed ")[1].split(":")[0]
     assert main(["--mutant", "ack on receipt", "--seed", seed]) == 1
     assert "VIOLATION lost" in capsys.readouterr().out

@@ -1,11 +1,11 @@
 """Run the tests on every Python that semel promises: `make matrix`.
 
-Each Python but 3.12 comes with a Debian release. A bare root of that release is made by `debootstrap`, once, in a
+Each Python except 3.12 comes with a Debian release. `debootstrap` creates a bare root of that release once, in a
 folder outside the repository; the host's settings for apt and pip are copied into it before each run. Python 3.12
-is in no Debian release: it runs on the host, where an interpreter is found.
+is in no Debian release: it runs on the host, if an interpreter is found.
 
-Every run works on a clone of HEAD, in namespaces of its own for processes and mounts: when it ends, however it
-ends, the kernel kills what it has started and takes away what it has mounted.
+Every run works on a clone of HEAD, in its own process and mount namespaces: when it ends in any way, the kernel
+kills its processes and removes its mounts.
 """
 
 import argparse
@@ -23,17 +23,17 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = "ca-certificates,git,make,python3,python3-venv"
-"""All that a root is given; what the tests need beyond that, they install."""
+"""The packages of a root; the tests install everything else that they need."""
 TOOLS = {"debootstrap": "debootstrap", "git": "git", "setpriv": "util-linux", "unshare": "util-linux"}
-"""Programs that this one runs, and the Debian packages that have them."""
+"""Programs that this tool runs, and their Debian packages."""
 PASSED_ON = re.compile(r"PIP_\w+|(https?|no|all)_proxy|\w*(SSL_CERT|CA_BUNDLE|CA_CERTS)\w*", re.IGNORECASE)
-"""Variables of the environment that say how to reach package registries."""
+"""Environment variables with the addresses of package registries."""
 APT_SETTING = re.compile(r"Acquire::(https?::|Retries|Check-Valid-Until|ForceIPv)", re.IGNORECASE)
 HOST_FILES = ("/etc/hosts", "/etc/pip.conf", "/etc/resolv.conf")
 HOME_FILES = (".config/pip/pip.conf", ".m2/settings.xml", ".pip/pip.conf")
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
 FALLBACK_SCRIPT = "sid"
-"""An older `debootstrap` does not know the newest releases by name; they are made as this one is."""
+"""The script for releases whose names an older `debootstrap` does not know."""
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALL_S, TEST_S = 3600, 3 * 3600
 
@@ -45,7 +45,7 @@ class Target:
     name: str
     python: str
     suite: str = ""
-    """The Debian release whose Python it is; empty: an interpreter of the host."""
+    """The Debian release that has this Python; empty: use an interpreter of the host."""
 
 
 TARGETS = (
@@ -58,7 +58,7 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Result:
-    """How the run of one target ended."""
+    """The result of one target's run."""
 
     target: Target
     verdict: str
@@ -68,7 +68,7 @@ class Result:
 
 
 class Stopped(Exception):
-    """A step did not succeed; says which, and what to do."""
+    """A step failed; the message names it and says what to do."""
 
 
 class Run:
@@ -84,7 +84,7 @@ class Run:
         self._log = self._folder / "log"
 
     def __call__(self) -> Result:
-        """Make what is missing, and run the tests."""
+        """Create what is missing, and run the tests."""
         started_at = time.monotonic()
         try:
             verdict, details = self._perform()
@@ -108,7 +108,9 @@ class Run:
         self._clone_head()
         self._say("installing")
         self._inside(
-            f"make venv PYTHON={shlex.quote(python)}", INSTALL_S, "what the tests need is not installed"
+            f"make venv PYTHON={shlex.quote(python)}",
+            INSTALL_S,
+            "the packages of the tests could not be installed",
         )
         version = self._inside(".venv/bin/python --version", 60, "the interpreter does not run").split()[-1]
         if not version.startswith(f"{self.target.python}."):
@@ -119,7 +121,7 @@ class Run:
         return "passed", f"Python {version}: {summary_of(tested.splitlines())}"
 
     def _make_root(self) -> None:
-        """Make the root, unless there is a whole one from an earlier run."""
+        """Create the root, unless an earlier run has completed it."""
         done = self._folder / "made"
         if done.exists():
             return
@@ -140,11 +142,11 @@ class Run:
             command += [mirror, str(scripts / FALLBACK_SCRIPT)]
         elif mirror:
             command.append(mirror)
-        self._execute(command, INSTALL_S, f"no root of {self.target.suite} could be made")
+        self._execute(command, INSTALL_S, f"no root of {self.target.suite} could be created")
         done.touch()
 
     def _copy_settings(self) -> None:
-        """Let the root reach package registries as the host does, and start no service by itself."""
+        """Copy the host's settings for package registries into the root, and keep it from starting services."""
         home = Path.home()
         pairs = [(Path(name), self._root / name[1:]) for name in HOST_FILES]
         pairs += [(home / name, self._root / "root" / name) for name in HOME_FILES]
@@ -162,7 +164,7 @@ class Run:
         self._inside("update-ca-certificates", 300, "the certificates of the host could not be installed")
 
     def _clone_head(self) -> None:
-        """Have the files of HEAD in the clone, and nothing else but the environment of an earlier run."""
+        """Put the files of HEAD into the clone; keep only the environment of an earlier run."""
         if not (self._clone / ".git").exists():
             self._git("init", "--quiet", str(self._clone))
         here = ("-C", str(self._clone))
@@ -176,7 +178,7 @@ class Run:
         )
 
     def _inside(self, command: str, within_s: float, trouble: str, *, show: bool = False) -> str:
-        """Run a command in the clone, inside the root, in namespaces of its own."""
+        """Run a command in the clone, inside the root, in its own namespaces."""
         mounts, enter, folder = ["mount -t proc proc /proc"], list[str](), str(self._clone)
         if self.target.suite:
             root = shlex.quote(str(self._root))
@@ -187,14 +189,14 @@ class Run:
                 f"mount --rbind /sys {root}/sys",
             ]
             enter, folder = ["chroot", str(self._root)], f"/{self._clone.relative_to(self._root)}"
-        # The first shell stays: as the first process of its namespace it reaps what others leave behind.
+        # The first shell stays: as the first process of its namespace it reaps orphaned processes.
         first = " && ".join([*mounts, '{ "$@"; exit $?; }'])
         isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", first, "sh"]
         called = ["sh", "-c", f"cd {shlex.quote(folder)} && {command}"]
         return self._execute([*isolated, *enter, *called], within_s, trouble, show=show)
 
     def _execute(self, command: list[str], within_s: float, trouble: str, *, show: bool = False) -> str:
-        """Run a command and return its output, which goes to the log, too. Raises `Stopped` if it fails."""
+        """Run a command, log its output and return it. Raises `Stopped` if it fails."""
         lines: list[str] = []
         dies_with_this = ["setpriv", "--pdeathsig", "KILL", *command]
         with (
@@ -239,7 +241,7 @@ class Run:
 
 
 def find_interpreter(version: str) -> str | None:
-    """An interpreter of the host: named in the environment, on the path, or of pyenv. It must really run."""
+    """Return an interpreter of the host that runs: named in the environment, on the path, or of pyenv."""
     name = f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates = [os.environ.get(f"PYTHON{version.replace('.', '')}"), shutil.which(name)]
@@ -251,13 +253,13 @@ def find_interpreter(version: str) -> str | None:
 
 
 def mirror_of_host() -> str:
-    """The address that the host has its own Debian packages from; empty where it does not say."""
+    """Return the address of the host's own Debian mirror; empty if it is not known."""
     asked = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Label: Debian")
     return next(iter(output_of(*asked)), "")
 
 
 def output_of(*command: str) -> list[str]:
-    """The lines that a command prints; none if it fails."""
+    """Return the lines that a command prints; none if it fails."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -266,14 +268,14 @@ def output_of(*command: str) -> list[str]:
 
 
 def summary_of(lines: Sequence[str]) -> str:
-    """The line in which pytest counts; else the last line that says anything."""
+    """Return the line in which pytest counts; else the last line that is not empty."""
     told = [line.strip("= ") for line in lines if line.strip("= ")]
     counts = [line for line in told if re.match(r"\d+ (passed|failed|error|skipped|deselected)", line)]
     return next(reversed(counts or told), "it printed nothing")
 
 
 def table_of(results: Sequence[Result]) -> str:
-    """What is shown at the end."""
+    """Return the table that is shown at the end."""
     rows = [("target", "Python", "result", "minutes", "details")]
     for each in results:
         took = f"{each.took_s / 60:.1f}"
@@ -284,12 +286,14 @@ def table_of(results: Sequence[Result]) -> str:
 
 
 def refuse_without_tools() -> None:
-    """Exit, saying what to do, where roots cannot be made."""
+    """Exit with an instruction if roots cannot be created."""
     if os.geteuid() != 0:
-        sys.exit("make matrix makes Debian roots and mounts in them, which needs root; run: sudo make matrix")
+        sys.exit("make matrix creates Debian roots and mounts, which needs root; run: sudo make matrix")
     missing = sorted({package for program, package in TOOLS.items() if not shutil.which(program)})
     if missing:
-        sys.exit(f"make matrix needs programs that are not here; run: apt-get install {' '.join(missing)}")
+        sys.exit(
+            f"make matrix needs programs that are not installed; run: apt-get install {' '.join(missing)}"
+        )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""For the tests of those who use semel or write a store for it. Public."""
+"""Test tools for applications that use semel and for authors of stores. Public."""
 
 from datetime import timedelta
 from threading import Lock
@@ -14,7 +14,7 @@ START_US = 1_800_000_000_000_000
 class ManualClock:
     """A `semel.clock.Clock` for tests. Thread-safe.
 
-    A store that takes it still makes its own time go forward by a microsecond with each call.
+    A store that uses it still advances its own time by a microsecond with each call.
     """
 
     def __init__(self, now_us: int = START_US) -> None:
@@ -27,18 +27,18 @@ class ManualClock:
         return self._now_us
 
     def steady_s(self) -> float:
-        """Seconds since the clock was made; stepping back does not touch it."""
+        """Seconds since the clock was created; `step_back` does not change it."""
         return self._steady_us / 1e6
 
     def advance(self, duration: float | str | timedelta = 0, *, us: int = 0) -> None:
-        """Let time pass on both clocks: seconds, `"1h"` or a timedelta. `us`: microseconds more."""
-        step = _step_us(duration, us, "time passes forward; use step_back for a wall clock that was set back")
+        """Let time pass on both clocks: seconds, `"1h"` or a timedelta. `us`: extra microseconds."""
+        step = _step_us(duration, us, "time only moves forward; use step_back to set the wall clock back")
         with self._lock:
             self._now_us += step
             self._steady_us += step
 
     def step_back(self, duration: float | str | timedelta = 0, *, us: int = 0) -> None:
-        """Set the wall clock back, as an operator or a time server does; the steady clock goes on."""
+        """Set the wall clock back, as an operator or a time server does; the steady clock does not change."""
         step = _step_us(duration, us, "give the size of the step back as a positive number")
         with self._lock:
             self._now_us -= step

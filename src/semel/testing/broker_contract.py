@@ -1,4 +1,4 @@
-"""The contract of a source: what a runner promises on it, as scenarios to run on a real broker.
+"""The contract of a source: the promises of a runner, as scenarios to run on a real broker.
 
 With pytest, a broker's whole test is::
 
@@ -6,7 +6,7 @@ With pytest, a broker's whole test is::
         async def broker(self):
             return MyBroker(...)
 
-where the broker says how to send from outside and what it looks like from outside, by a client of its own.
+where `MyBroker` sends messages to the broker and inspects it, through a client of its own.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from semel.testing.contract.harness import check, equal
 __all__ = ["SCENARIOS", "Broker", "BrokerSuite", "CutOffBroker", "Scene", "Sent", "arun", "broker_operations"]
 
 NOTICED_S = 1.0
-"""Longer than a runner takes to notice that it is to stop, which it tells nobody."""
+"""Longer than a runner takes to notice a stop; it sends no signal when it does."""
 DUE_S = 0.7
 LOOKS_MAX = 5
-"""How often a runner may look at a message that is busy for one short lease."""
+"""How often a runner may claim a message that is busy for one short lease."""
 
 
 @scenario
@@ -40,7 +40,7 @@ async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
     await scene.broker.send(sent(*keys))
     async with scene.running():
         await scene.settled()
-    equal(sorted(scene.ran), sorted(keys), "what ran")
+    equal(sorted(scene.ran), sorted(keys), "handled keys")
 
 
 @scenario
@@ -51,20 +51,20 @@ async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
         await scene.settled()
         await scene.broker.send(sent("a", "a"))
         await scene.settled()
-    equal(sorted(scene.ran), ["a", "b"], "what ran")
+    equal(sorted(scene.ran), ["a", "b"], "handled keys")
 
 
 @scenario
 async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
-    """No message, no error, no waiting beyond what was asked for; and of nothing, everything may be said."""
+    """No message, no error, no wait longer than `wait_s`; `ack`, `nack` and `extend` accept empty lists."""
     source = scene.broker.source()
     await source.open()
     try:
         async with asyncio.timeout(WITHIN_S):
-            equal(list(await source.receive(10, 0.05)), [], "what an empty broker delivers")
+            equal(list(await source.receive(10, 0.05)), [], "messages from an empty broker")
             await source.ack([])
             await source.nack([], 0.0)
-            equal(list(await source.extend([])), [], "what of nothing is lost")
+            equal(list(await source.extend([])), [], "messages lost from an empty list")
     finally:
         await source.close()
 
@@ -77,7 +77,7 @@ async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     await scene.deliver_to_the_dead(len(keys))
     async with scene.running(source=scene.broker.source(deadline_s=1.0)):
         await scene.settled()
-    equal(sorted(scene.ran), keys, "what ran")
+    equal(sorted(scene.ran), keys, "handled keys")
 
 
 @scenario
@@ -91,7 +91,7 @@ async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
     await scene.broker.send(sent("a"))
     async with scene.running(handler):
         await scene.settled()
-    equal(held, [1], "what the broker held while the handler ran")
+    equal(held, [1], "messages that the broker held while the handler ran")
 
 
 @scenario
@@ -106,12 +106,12 @@ async def a_failed_handler_is_tried_again(scene: Scene) -> None:
     await scene.broker.send(sent("a"))
     async with scene.running(handler):
         await scene.settled()
-    equal(scene.ran, ["a", "a", "a"], "what ran")
+    equal(scene.ran, ["a", "a", "a"], "handled keys")
 
 
 @scenario
 async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
-    """Where no record counts attempts, the broker's own count ends them."""
+    """If no record counts attempts, the broker's own count limits them."""
     counts: list[int] = []
 
     async def handler(message: Arrival) -> None:
@@ -126,8 +126,8 @@ async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
 
 
 @scenario
-async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
-    """Permanent: a copy with key, reason, attempts and stack; the rest goes on."""
+async def poison_goes_to_the_dead_letters_with_its_headers(scene: Scene) -> None:
+    """Permanent: a copy with key, reason, attempts and stack; other messages still run."""
 
     async def handler(message: Arrival) -> None:
         if bytes(message.body) == b"bad":
@@ -138,25 +138,29 @@ async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once):
         await scene.settled()
-    equal(sorted(scene.ran), ["a", "b", "c"], "what ran")
+    equal(sorted(scene.ran), ["a", "b", "c"], "handled keys")
     dead = await scene.broker.dead()
     equal([body for _, body in dead], [b"bad"], "the dead letters")
     letter = letter_of(dead[0][0])
-    check(letter is not None, "a dead letter carries its story in its headers")
+    check(letter is not None, "a dead letter has semel's headers")
     assert letter is not None
-    equal((letter.key, letter.reason, letter.attempts), ("bad", "failed", 1), "the story")
+    equal(
+        (letter.key, letter.reason, letter.attempts),
+        ("bad", "failed", 1),
+        "key, reason and attempts in the headers",
+    )
     check("naïve\nlines" in letter.stack, "the stack is in the headers")
 
 
 @scenario
 async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene) -> None:
-    """A crash in between buries it twice; the other way round would lose it."""
+    """A crash in between writes the dead letter twice; the reverse order would lose the message."""
     states: list[str] = []
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     source = scene.broker.source()
     dead_letter = source.dead_letter
 
-    async def watched(arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def watch(arrival: Arrival, letter: DeadLetterInfo) -> None:
         record = await once.records.lookup(letter.key)
         states.append("absent" if record is None else record.state)
         await dead_letter(arrival, letter)
@@ -164,23 +168,25 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     async def handler(_message: Arrival) -> None:
         raise ValueError("never")
 
-    source.dead_letter = watched  # type: ignore[method-assign]
+    source.dead_letter = watch  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     async with scene.running(handler, once=once, source=source):
         await scene.settled()
     record = await once.records.lookup("a")
     states.append("absent" if record is None else record.state)
-    equal(states, ["claimed", "failed"], "the record, when the letter was written and at the end")
+    equal(
+        states, ["claimed", "failed"], "state of the record when the dead letter was written, and at the end"
+    )
 
 
 @scenario
 async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene) -> None:
-    """A broker that hands it out again at once would spin."""
+    """A broker that redelivers it at once would cause a busy loop."""
     times: list[float] = []
     source = scene.broker.source()
     receive = source.receive
 
-    async def watched(limit: int, wait_s: float) -> Sequence[Arrival]:
+    async def watch(limit: int, wait_s: float) -> Sequence[Arrival]:
         found = await receive(limit, wait_s)
         times.extend(monotonic() for _ in found)
         return found
@@ -190,14 +196,14 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
         if len(scene.ran) == 1:
             raise RuntimeError("not yet")
 
-    source.receive = watched  # type: ignore[method-assign]
+    source.receive = watch  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(retry_delay_s=1.0))
     async with scene.running(handler, once=once, source=source):
         await scene.settled()
-    equal(scene.ran, ["a", "a"], "what ran")
+    equal(scene.ran, ["a", "a"], "handled keys")
     if source.redelivers:
-        equal(len(times), 2, "how often it was delivered")
+        equal(len(times), 2, "number of deliveries")
         check(
             times[1] - times[0] > DUE_S, f"delivered again {times[1] - times[0]:.3f} s after a delay of 1 s"
         )
@@ -209,7 +215,7 @@ async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None
     await scene.broker.send([Sent("", b"nobody"), *sent("a")])
     async with scene.running():
         await scene.settled()
-    equal(scene.ran, ["a"], "what ran")
+    equal(scene.ran, ["a"], "handled keys")
     equal([body for _, body in await scene.broker.dead()], [b"nobody"], "the dead letters")
 
 
@@ -236,13 +242,13 @@ async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) ->
     await scene.broker.send(sent("a"))
     async with scene.running(once=once) as runner:
         await scene.settled()
-    equal(scene.ran, ["a"], "what ran")
-    check(runner.counts.parked + runner.counts.returned <= LOOKS_MAX, "a busy message is no busy loop")
+    equal(scene.ran, ["a"], "handled keys")
+    check(runner.counts.parked + runner.counts.returned <= LOOKS_MAX, "a busy message caused a busy loop")
 
 
 @scenario
 async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
-    """The broker hears that the message is being worked on."""
+    """The runner extends the message's deadline while the handler runs."""
 
     async def handler(message: Arrival) -> None:
         await scene.note(message)
@@ -251,20 +257,20 @@ async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
     await scene.broker.send(sent("a"))
     async with scene.running(handler, source=scene.broker.source(deadline_s=1.0)) as runner:
         await scene.settled()
-    equal(scene.ran, ["a"], "what ran")
-    equal(runner.counts.received, 1, "how often it was delivered")
+    equal(scene.ran, ["a"], "handled keys")
+    equal(runner.counts.received, 1, "number of deliveries")
 
 
 @scenario
 async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) -> None:
     """Drain: nothing is lost, and nothing runs twice."""
-    started, told = asyncio.Event(), asyncio.Event()
+    started, released = asyncio.Event(), asyncio.Event()
     begun: list[str] = []
 
     async def slow(message: Arrival) -> None:
         begun.append(bytes(message.body).decode())
         started.set()
-        await told.wait()
+        await released.wait()
         await scene.note(message)
 
     keys = [f"k{n}" for n in range(8)]
@@ -275,13 +281,13 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
         await asyncio.wait_for(started.wait(), WITHIN_S)
         runner.stop()
         await asyncio.sleep(NOTICED_S)
-        told.set()
-    equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
+        released.set()
+    equal(sorted(scene.ran), sorted(begun), "finished handlers are the started ones")
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
-    equal(runner.counts.acked, len(scene.ran), "what ran is acknowledged")
+    equal(runner.counts.acked, len(scene.ran), "acknowledged messages")
     async with scene.running(once=once):
         await scene.settled()
-    equal(sorted(scene.ran), sorted(keys), "what ran")
+    equal(sorted(scene.ran), sorted(keys), "handled keys")
 
 
 @scenario
@@ -292,12 +298,12 @@ async def two_runners_share_the_work(scene: Scene) -> None:
     once = scene.client()
     async with scene.running(once=once, batch=5), scene.running(once=once, batch=5):
         await scene.settled()
-    equal(sorted(scene.ran), sorted(keys), "what ran")
+    equal(sorted(scene.ran), sorted(keys), "handled keys")
 
 
 @needs_order
 async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
-    """Order where it is promised: the failed one is tried again before those behind it run."""
+    """If the broker promises order, a failed message is retried before the messages behind it run."""
     failed: set[str] = set()
 
     async def handler(message: Arrival) -> None:
@@ -318,7 +324,7 @@ async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
 
 
 async def arun(name: str, broker: Broker) -> None:
-    """Run one scenario on a broker, and clean up. Raises `AssertionError` where the promise is broken."""
+    """Run one scenario on a broker, and clean up. Raises `AssertionError` if the promise is broken."""
     run, ordered = SCENARIOS[name]
     try:
         if broker.ordered or not ordered:
@@ -329,20 +335,20 @@ async def arun(name: str, broker: Broker) -> None:
 
 
 class BrokerSuite(Outages, ABC):
-    """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
+    """The contract as a class for pytest to collect: derive from it, name it `Test...`, implement `broker`."""
 
     ordered: bool = False
-    """Whether the broker keeps an order within lanes; without it the scenarios of order are left out."""
+    """Whether the broker keeps an order within lanes; if not, the scenarios about order are skipped."""
 
     leaves_out: frozenset[str] = frozenset()
-    """Scenarios that cannot come about on this broker; say why where you name them."""
+    """Names of scenarios that cannot happen on this broker; state the reason beside them."""
 
     @abstractmethod
     async def broker(self) -> Broker:
-        """A fresh queue, topic or stream for one scenario."""
+        """Return a fresh queue, topic or stream for one scenario."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Give the test below a case for each scenario."""
+        """Parametrize `test_contract` with the scenarios."""
         if "semel_scenario" in metafunc.fixturenames:
             fitting = [name for name, (_, ordered) in SCENARIOS.items() if self.ordered or not ordered]
             metafunc.parametrize("semel_scenario", [name for name in fitting if name not in self.leaves_out])

@@ -1,4 +1,4 @@
-"""The contract's part about what operators meet: stops, dead letters, messages that come again, counters."""
+"""Scenarios about operation: stops, dead letters, redelivered messages, counters."""
 
 import asyncio
 import logging
@@ -21,53 +21,54 @@ __all__ = ["STOP_S"]
 
 STOP_S = 2.0
 """How long a stop may take while handlers of 0.2 s run. A quarter of a second is usual, and half a second with SQS;
-the rest is for a busy computer. To run all that is in hand would take ten seconds."""
+the rest is for a busy computer. To run every received message would take ten seconds."""
 NACKS_MAX = 5
-"""How many calls give back the hundred messages of a stop: one for those that had a claim, one for the others."""
+"""Calls of `nack` that a stop may make for its hundred messages: one for claimed ones, one for the others."""
 HANDLER_S = 0.2
 MESSAGES = 100
 
 
 async def _wait_until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - what a thread or a runner does sends no signal
+        while not condition():  # noqa: ASYNC110 - a thread or a runner sends no signal
             await asyncio.sleep(0.005)
 
 
 async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **options: Any) -> None:
-    """Stop a runner while handlers run: no other starts, and it ends in time."""
+    """Stop a runner while handlers run. No further handler starts, and the runner ends in time."""
     keys = [f"k{n:03}" for n in range(MESSAGES)]
     await scene.broker.send(sent(*keys))
     source = scene.broker.source(deadline_s=5.0)
     nack, nacks = source.nack, 0
 
-    async def counted(arrivals: Sequence[Arrival], delay_s: float) -> None:
+    async def count_nack(arrivals: Sequence[Arrival], delay_s: float) -> None:
         nonlocal nacks
         nacks += 1
         await nack(arrivals, delay_s)
 
-    source.nack = counted  # type: ignore[method-assign]
+    source.nack = count_nack  # type: ignore[method-assign]
     async with scene.running(handler, source=source, **options) as runner:
         await _wait_until(lambda: scene.ran)
         runner.stop()
         scene.stopped = True
         started, stopped_at = len(begun), time.monotonic()
     took_s = time.monotonic() - stopped_at
-    equal(len(begun), started, "how many handlers had started when it was stopped, and at the end")
+    equal(len(begun), started, "handlers started before the stop, and in all")
     check(took_s < STOP_S, f"a stop took {took_s:.1f} s")
     check(
-        nacks <= NACKS_MAX, f"{nacks} calls gave back {len(keys) - len(begun)} messages: it takes one for all"
+        nacks <= NACKS_MAX,
+        f"{nacks} calls gave back {len(keys) - len(begun)} messages; one call takes all of them",
     )
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
-    equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
+    equal(sorted(scene.ran), sorted(begun), "finished handlers are the started ones")
     async with scene.running(handler, **options):
         await scene.settled()
-    equal(sorted(scene.ran), keys, "what ran")
+    equal(sorted(scene.ran), keys, "handled keys")
 
 
 @scenario
 async def a_stop_starts_no_further_handler(scene: Scene) -> None:
-    """Mode lease: claims that did not start are given back, and so are their messages."""
+    """Mode lease: claims that did not start are released, and their messages are nacked."""
     begun: list[str] = []
 
     async def slow(message: Arrival) -> None:
@@ -80,7 +81,7 @@ async def a_stop_starts_no_further_handler(scene: Scene) -> None:
 
 @scenario
 async def a_stop_commits_what_is_done_in_a_transaction(scene: Scene) -> None:
-    """Mode inbox: the transaction ends early, and what did not start is given back."""
+    """Mode inbox: the transaction commits early, and messages that did not start are nacked."""
     begun: list[str] = []
 
     def slow(_connection: Any, message: Arrival) -> None:
@@ -93,12 +94,12 @@ async def a_stop_commits_what_is_done_in_a_transaction(scene: Scene) -> None:
 
 
 class _Died(BaseException):
-    """As near to a death as a handler comes without one."""
+    """Raised by a handler in place of a real crash of its process."""
 
 
 @scenario
 async def what_was_delivered_before_runs_alone(scene: Scene) -> None:
-    """Mode inbox: one of the messages that a dead process had in hand may have killed it."""
+    """Mode inbox: any message that a dead process held may have killed it."""
     keys = ["a", "b", "c"]
     calls: list[list[str]] = []
 
@@ -119,7 +120,7 @@ async def what_was_delivered_before_runs_alone(scene: Scene) -> None:
 
 @scenario
 async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: Scene) -> None:
-    """Mode inbox: as many workers died with it as attempts are allowed; those that came with it are not charged."""
+    """Mode inbox: its workers died as often as attempts are allowed; its neighbours' attempts do not count."""
     keys = ["a", "b", "killer"]
     attempts = 2
 
@@ -132,11 +133,11 @@ async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: 
     async with scene.inbox(policy=Policy(max_attempts=attempts, retry_delay_s=0.05)) as once:
         await _send_to_the_dead(scene, keys, hang, once)
         killer = Delivery(key="killer", body=Arrival(headers={}, body=b"killer"))
-        for _ in range(attempts):  # what a worker leaves behind that dies while it runs the message
+        for _ in range(attempts):  # a worker that dies while it runs the message leaves this record
             check(isinstance(await Attempts(once).begin(killer), Attempt), "an attempt begins")
         async with scene.running(note, once=once, source=scene.broker.source(deadline_s=1.0)):
             await scene.settled()
-    equal(sorted(scene.ran), ["a", "b"], "what ran")
+    equal(sorted(scene.ran), ["a", "b"], "handled keys")
     [(headers, body)] = await scene.broker.dead()
     letter = letter_of(headers)
     assert letter is not None
@@ -145,15 +146,16 @@ async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: 
 
 
 async def _send_to_the_dead(scene: Scene, keys: list[str], hang: Any, once: Any) -> None:
-    """Send messages, and have them delivered to a worker that dies with them."""
+    """Send messages and deliver them to a worker that dies before it acknowledges them."""
     await scene.broker.send(sent(*keys))
     got = await scene.deliver_to_the_dead(len(keys))
-    if not got[0].deliveries:  # this broker does not count: a runner writes down what it starts
+    # If the broker counts no deliveries, a runner records each attempt that it starts.
+    if not got[0].deliveries:
         await _die_with(scene, hang, once)
 
 
 async def _die_with(scene: Scene, handler: Any, once: Any) -> None:
-    """Have a runner start everything, and end without an answer."""
+    """Run a runner that starts every message and ends without an acknowledgement."""
     try:
         async with scene.running(handler, once=once, many=True) as runner:
             await _wait_until(lambda: runner.stopping)  # by itself
@@ -163,7 +165,7 @@ async def _die_with(scene: Scene, handler: Any, once: Any) -> None:
 
 @scenario
 async def a_dead_letter_carries_the_last_error_of_the_handler(scene: Scene) -> None:
-    """After the last attempt that is allowed, not one later."""
+    """The dead letter is written after the last allowed attempt, not one attempt later."""
 
     async def handler(message: Arrival) -> None:
         await scene.note(message)
@@ -173,11 +175,11 @@ async def a_dead_letter_carries_the_last_error_of_the_handler(scene: Scene) -> N
     once = scene.client(policy=Policy(max_attempts=2, retry_delay_s=0.05))
     async with scene.running(handler, once=once):
         await scene.settled()
-    equal(scene.ran, ["a", "a"], "what ran")
+    equal(scene.ran, ["a", "a"], "handled keys")
     [(headers, _)] = await scene.broker.dead()
     letter = letter_of(headers)
     assert letter is not None
-    equal((letter.reason, letter.attempts), ("failed", 2), "the story")
+    equal((letter.reason, letter.attempts), ("failed", 2), "reason and attempts in the dead letter")
     check("RuntimeError: no, number 2" in letter.error, f"the error says why: {letter.error}")
     check("raise RuntimeError" in letter.stack, "the stack shows where")
 
@@ -193,7 +195,7 @@ class _Log(logging.Handler):
 
 @scenario
 async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scene) -> None:
-    """Its message stays with the broker, and nobody has to guess why."""
+    """Its message stays with the broker, and one log line gives the reason."""
     source, log = scene.broker.source(), _Log()
     dead_letter, refusals = source.dead_letter, 0
     stuck: list[int] = []
@@ -218,10 +220,10 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
             await scene.settled()
     finally:
         logging.getLogger("semel.runner").removeHandler(log)
-    equal(stuck, [1], "how many letters were stuck before it was written")
-    equal(runner.counts.stuck, 0, "how many are stuck at the end")
+    equal(stuck, [1], "dead letters stuck before one was written")
+    equal(runner.counts.stuck, 0, "dead letters stuck at the end")
     said = [text for text in log.texts if "no such place" in text and "dead letter" in text]
-    equal(len(said), 1, "how often the log says it within a minute")
+    equal(len(said), 1, "log lines about it within a minute")
     [(headers, _)] = await scene.broker.dead()
     letter = letter_of(headers)
     assert letter is not None
@@ -230,7 +232,7 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
 
 @scenario
 async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) -> None:
-    """It says where the body is."""
+    """Its header says where the body is."""
     source = scene.broker.source()
     dead_letter = source.dead_letter
     positions: list[str | None] = []
@@ -258,7 +260,7 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
 
 @scenario
 async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
-    """However often its key is claimed while another worker has it."""
+    """The count does not depend on how often its key is claimed while another worker holds it."""
     tally = CounterHook()
     once = scene.client(lease="400ms", hooks=[tally])
     claims = [await scene.client(lease="400ms").claim(key) for key in ("a", "b")]
@@ -266,7 +268,7 @@ async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
     await scene.broker.send(sent("a", "a", "b", "c"))
     async with scene.running(once=once) as runner:
         await scene.settled()
-    equal(sorted(scene.ran), ["a", "b", "c"], "what ran")
+    equal(sorted(scene.ran), ["a", "b", "c"], "handled keys")
     received = runner.counts.received  # a broker may drop the copy itself
     found = [counts for part in tally.peek() for _, _, counts in part.consumers]
     equal(

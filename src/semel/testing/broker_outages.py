@@ -1,7 +1,7 @@
-"""The part of a source's contract that is about brokers that do not answer, or refuse: said, and never waited for.
+"""Scenarios about brokers that do not answer or that refuse: the runner reports them and still stops at once.
 
-A suite names sources of an address where nobody listens, sources that the broker refuses, and a broker that can be
-cut off from its sources. Each is optional: without it, its scenarios are left out.
+A suite provides a source at an address where nobody listens, sources that the broker refuses, and a broker that can
+be cut off from its sources. Each is optional: without it, its scenarios are skipped.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ __all__ = ["CutOffBroker", "Outages", "Reports"]
 REPORTED_WITHIN_S = 15.0
 """An outage is reported within three seconds; the rest is for a computer that is busy with other tests."""
 QUIET_S = 3.0
-"""So long nothing more is reported: the runner tries several times meanwhile."""
+"""No further line may be logged for this long, although the runner retries several times."""
 STOPPED_WITHIN_S = 3.0
-"""A stop is heard within a second; the rest is for a busy computer."""
+"""A stop takes at most a second; the rest is for a busy computer."""
 REFUSED_WITHIN_S = 30.0
 KEYS = [f"k{number:02}" for number in range(60)]
 HANDLER_S = 0.02
@@ -35,7 +35,7 @@ LINES_MAX = 4
 
 
 class Reports(logging.Handler):
-    """What a runner logs as a warning or worse."""
+    """Collects the runner's log lines of level warning and above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -60,7 +60,7 @@ class Reports(logging.Handler):
 
 
 class CutOffBroker(Broker, Protocol):
-    """A broker that can be cut off from its sources; whoever looks at it from outside still reaches it."""
+    """A broker that can be cut off from its sources; the test's own client still reaches it."""
 
     async def cut_off(self) -> None:
         """Cut the connections of the sources, and refuse new ones."""
@@ -75,30 +75,30 @@ class Outages:
     """Scenarios of outages, for pytest to collect with a broker's suite."""
 
     def away(self) -> Source | None:
-        """A source at an address where nobody listens; `None` leaves the scenario out."""
+        """Return a source at an address where nobody listens, or `None` to skip the scenario."""
         return None
 
     def refused(self) -> Sequence[Source]:
-        """Sources that the broker refuses, whatever the time: wrong credentials, a missing queue or stream."""
+        """Return sources that the broker always refuses: wrong credentials, a missing queue or stream."""
         return ()
 
     async def cut_off_broker(self) -> CutOffBroker | None:
-        """A fresh broker that can be cut off; `None` leaves the scenario out."""
+        """Return a fresh broker that can be cut off, or `None` to skip the scenario."""
         return None
 
-    def test_an_outage_is_reported_once_and_a_stop_is_heard(self) -> None:
+    def test_an_outage_is_reported_once_and_a_stop_is_quick(self) -> None:
         """A broker that is away at the start: one line at once, no flood, and a stop within a second."""
         source = self.away()
         if source is not None:
             asyncio.run(_outage(source))
 
-    def test_what_no_time_heals_ends_the_runner(self) -> None:
+    def test_a_permanent_refusal_ends_the_runner(self) -> None:
         """Wrong credentials, or no such queue: the runner ends with the reason instead of trying for ever."""
         for source in self.refused():
             asyncio.run(_refusal(source))
 
-    def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_heard(self) -> None:
-        """A broker that goes away while handlers run: one line, nothing lost, nothing twice, also after a stop."""
+    def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_quick(self) -> None:
+        """A broker that goes away while handlers run: one line; nothing is lost or run twice, even after a stop."""
 
         async def scenario() -> None:
             broker = await self.cut_off_broker()
@@ -149,7 +149,7 @@ async def _outage_in_the_middle(broker: CutOffBroker) -> None:
             equal(len(reports.of(name)), 1, f"lines about the outage: {reports.lines}")
             await broker.reconnect()
             await scene.settled()
-    equal(sorted(scene.ran), KEYS, "what ran")
+    equal(sorted(scene.ran), KEYS, "handled keys")
     equal(len(reports.of(name)), 2, f"lines about the outage and its end: {reports.lines}")
     check(len(reports.lines) <= LINES_MAX, f"lines, those of the client library included: {reports.lines}")
 
@@ -165,12 +165,12 @@ async def _stop_in_an_outage(broker: CutOffBroker) -> None:
     await broker.reconnect()
     async with scene.running(source=broker.source(deadline_s=1.0)):
         await scene.settled()
-    equal(sorted(scene.ran), KEYS, "what ran")
+    equal(sorted(scene.ran), KEYS, "handled keys")
 
 
 @asynccontextmanager
 async def _in_the_middle(scene: Scene) -> Any:
-    """A runner that has done some of the messages, and has more; yields the name of its source."""
+    """Run a runner until it has handled some messages and more remain; yields the name of its source."""
 
     async def slow(message: Arrival) -> None:
         await asyncio.sleep(HANDLER_S)
@@ -198,8 +198,8 @@ async def _refusal(source: Source) -> None:
             async with asyncio.timeout(REFUSED_WITHIN_S):
                 await runner.run()
         except SourceRefused as error:
-            check(bool(str(error)), "a refusal says what is refused")
+            check(bool(str(error)), "the error message is empty: it must name what was refused")
         except TimeoutError:
-            raise AssertionError(f"{source.name} is refused, and tried again for ever") from None
+            raise AssertionError(f"{source.name} is refused, and the runner retries for ever") from None
         else:
             raise AssertionError(f"{source.name} is refused, and the runner ended without a reason")

@@ -1,4 +1,4 @@
-"""What scenarios about brokers are made of: a broker seen from outside, a store, and what handlers have done."""
+"""Parts of the broker scenarios: a broker, a store, and the list of handled messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Sent(msgspec.Struct, frozen=True):
     """Empty: without an id."""
     body: bytes = b"{}"
     lane: str = ""
-    """What the broker orders by: the message key, the group."""
+    """The key by which the broker orders: the message key or the group."""
     event_type: str = ""
 
 
@@ -42,28 +42,28 @@ class Broker(Protocol):
     """Whether messages of one lane come in order."""
 
     async def send(self, messages: Sequence[Sent]) -> None:
-        """Publish as any producer would, confirmed."""
+        """Publish the messages as a producer does, and wait for the confirmation."""
         ...
 
     def source(self, *, deadline_s: float | None = None) -> Source:
-        """Another consumer of the same group, not yet open; with the broker's deadline where it has one."""
+        """Return another consumer of the same group, not yet open; `deadline_s` applies if the broker has deadlines."""
         ...
 
     async def unsettled(self) -> int:
-        """How many messages the broker itself still holds for the group: not yet acknowledged."""
+        """Return how many messages of the group the broker still holds unacknowledged."""
         ...
 
     async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        """The headers and bodies at the dead-letter destination."""
+        """Return the headers and bodies of the dead letters."""
         ...
 
     async def close(self) -> None:
-        """Remove what was made for the scenario."""
+        """Remove the queues, topics or streams of the scenario."""
         ...
 
 
 class Scene:
-    """A broker, a store, and what handlers have done."""
+    """A broker, a store, and the list of handled messages."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker: Broker = broker
@@ -73,13 +73,13 @@ class Scene:
         """Whether the scenario has stopped its runner: from then on handlers need not be slow."""
 
     def client(self, **options: Any) -> AsyncSemel:
-        """A client of the scene's own store; short delays, so that nothing waits long."""
+        """Return a client of the scene's store, with short delays."""
         policy = options.pop("policy", Policy(retry_delay_s=0.05))
         return aopen(options.pop("store", self.store), consumer="contract", policy=policy, **options)
 
     @asynccontextmanager
     async def inbox(self, **options: Any) -> Any:
-        """A client of mode inbox, on an SQLite file of its own."""
+        """Yield a client in mode inbox, on an SQLite file of its own."""
         with TemporaryDirectory() as folder:
             store = f"sqlite:///{Path(folder) / 'records.db'}"
             async with self.client(store=store, mode="inbox", **options) as once:
@@ -90,13 +90,13 @@ class Scene:
         self.ran.append(bytes(message.body).decode())
 
     async def settled(self) -> None:
-        """Wait until the broker holds nothing any more."""
+        """Wait until the broker holds no message any more."""
         async with asyncio.timeout(WITHIN_S):
             while await self.broker.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
                 await asyncio.sleep(0.02)
 
     async def deliver_to_the_dead(self, count: int) -> list[Arrival]:
-        """Have so many messages delivered to a consumer that dies with them in hand."""
+        """Deliver this many messages to a consumer that dies before it acknowledges them."""
         source = self.broker.source(deadline_s=1.0)
         await source.open()
         got: list[Arrival] = []
@@ -108,7 +108,7 @@ class Scene:
 
     @asynccontextmanager
     async def running(self, handler: Any = None, **options: Any) -> Any:
-        """A runner at work; stopped, and its errors raised, at the end. `many`: the handler is given lists."""
+        """Run a runner; at the end stop it and raise its errors. `many`: the handler takes lists."""
         once = options.pop("once", None) or self.client()
         source = options.pop("source", None) or self.broker.source()
         routes = [Route(handler or self.note, once=once, batch=options.pop("many", False))]
@@ -140,5 +140,5 @@ def needs_order(run: Scenario) -> Scenario:
 
 
 def sent(*keys: str, lane: str = "") -> list[Sent]:
-    """Messages whose bodies are their keys."""
+    """Return messages whose bodies are their keys."""
     return [Sent(key, key.encode(), lane) for key in keys]

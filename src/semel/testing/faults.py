@@ -1,7 +1,7 @@
-"""Strike a flow or a store at a chosen point, to see what holds when a process dies there.
+"""Inject a fault into a flow or a store at a chosen point, to test what survives a crash there.
 
-`Driver` runs flows by hand on a real store and counts their yields; a `Strike` says at which yield which fault
-happens. `TrapStore` wraps a store and calls out at named points, so that a real process can be killed there.
+`Driver` runs flows on a real store and counts their yields; a `Strike` names a yield and the fault to inject there.
+`TrapStore` wraps a store and calls a function at named points, so that a test can kill a real process there.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 Fault: TypeAlias = Literal["not_sent", "reply_lost", "late", "after_reply", "stalled"]
 FAULTS: tuple[Fault, ...] = ("not_sent", "reply_lost", "late", "after_reply", "stalled")
-"""What may happen at a yield.
+"""The faults that can be injected at a yield.
 
 - `not_sent`: the process dies before the command leaves it.
-- `reply_lost`: the command is carried out, its reply is lost, and the flow goes on as it will.
-- `late`: no answer comes, the flow goes on as it will, and the command is carried out afterwards.
-- `after_reply`: the process dies once it has the reply.
-- `stalled`: the process stops before the command, others go on past its lease, then it goes on.
+- `reply_lost`: the command is carried out, its reply is lost, and the flow continues.
+- `late`: no answer comes, the flow continues, and the command is carried out afterwards.
+- `after_reply`: the process dies after it received the reply.
+- `stalled`: the process stops before the command, others run past its lease, then it continues.
 """
 
 Point: TypeAlias = Literal["before_claim", "after_claim", "before_complete", "after_complete"]
@@ -53,7 +53,7 @@ PAUSE_S = 0.01
 
 
 class Died(BaseException):
-    """The process is dead from here on. No handler catches it."""
+    """Raised where the simulated process dies. No handler catches it."""
 
 
 class Strike(Struct, frozen=True):
@@ -64,9 +64,9 @@ class Strike(Struct, frozen=True):
 
 
 class Driver:
-    """One process with its hands on one store.
+    """One simulated process that runs flows on one store.
 
-    Time is the clock's: waiting moves it. `handled` is what the handler may look at, as `current()` is.
+    Waiting advances the clock. `granted` is the claim under which the handler runs.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class Driver:
         self._meanwhile = meanwhile
         self._patient = True
         self.commands: list[str] = []
-        """The names of the commands so far: the yields."""
+        """Names of the commands that the flow has yielded so far."""
         self.granted: Granted | None = None
         self.late: list[Callable[[], Any]] = []
-        """What is still under way, for `land`."""
+        """Commands still in flight; `land` carries them out."""
 
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow to its end. Raises `Died` where the strike kills the process."""
+        """Run a flow to its end. Raises `Died` if the strike kills the process."""
         return drive(flow, self._apply_strike)
 
     def land(self) -> None:
-        """Carry out what was late."""
+        """Carry out the late commands."""
         late, self.late = self.late, []
         for call in late:
             call()
@@ -153,12 +153,12 @@ class Driver:
             self.granted = command.granted
         try:
             return Returned(command.call())
-        except Exception as error:  # noqa: BLE001  # the flow decides what becomes of it
+        except Exception as error:  # noqa: BLE001  # the flow decides how to handle it
             return Raised(error)
 
 
 def _silence(command: Any, answer: Any = None) -> Any:
-    """What a process sees of a command whose reply does not come."""
+    """Return the answer that a process gets for a command without a reply."""
     if isinstance(command, Invoke | Ask):
         return Raised(ConnectionError("the sink did not answer"))
     if isinstance(command, Watch | Sleep | Unwatch | Pause):
@@ -175,28 +175,28 @@ class TrapStore:
 
     @property
     def name(self) -> str:
-        """The name of the store inside."""
+        """The name of the wrapped store."""
         return self._store.name
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the store inside."""
+        """The capabilities of the wrapped store."""
         return self._store.capabilities
 
     def open(self) -> None:
-        """Open the store inside."""
+        """Open the wrapped store."""
         self._store.open()
 
     def close(self) -> None:
-        """Close the store inside."""
+        """Close the wrapped store."""
         self._store.close()
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Watch the store inside."""
+        """Watch the wrapped store."""
         return self._store.watch(listener)
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Send to the store inside, with a call before and after."""
+        """Send to the wrapped store, and call `trap` before and after."""
         claims = any(isinstance(item, Claim | Mark) for item in items)
         settles = any(isinstance(item, Settle) for item in items)
         if claims:

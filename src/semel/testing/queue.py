@@ -1,4 +1,4 @@
-"""An at-least-once queue in one process, for tests of handlers and of runners: no broker, the same manners."""
+"""An in-process at-least-once queue for tests of handlers and runners: it behaves like a broker's."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Queued(msgspec.Struct, eq=False):
 
 
 class Queue:
-    """Messages until they are acknowledged: each is delivered again when its deadline passes unanswered."""
+    """Holds messages until they are acknowledged, and redelivers each when its deadline passes without an ack."""
 
     def __init__(self, *, deadline_s: float = 30.0, redelivers: bool = True) -> None:
         self.deadline_s: float = deadline_s
@@ -36,7 +36,7 @@ class Queue:
         self.dead: list[tuple[Queued, DeadLetterInfo]] = []
         self.acked: list[str] = []
         self.away: bool = False
-        """Set it to make the queue unreachable."""
+        """Set to `True` to make the queue unreachable."""
         self._waiting: list[Queued] = []
         self._numbers = count(1)
 
@@ -45,7 +45,7 @@ class Queue:
         self._waiting.append(Queued(str(next(self._numbers)), dict(headers or {}), body, lane))
 
     def __len__(self) -> int:
-        """How many messages are not acknowledged."""
+        """Return how many messages are not acknowledged."""
         return len(self._waiting)
 
     def __contains__(self, message: Queued) -> bool:
@@ -53,16 +53,16 @@ class Queue:
         return message in self._waiting
 
     def visible(self, limit: int) -> list[Queued]:
-        """The first messages that may be delivered now."""
+        """Return the first messages that may be delivered now."""
         return [each for each in self._waiting if each.visible_at <= monotonic()][:limit]
 
     def remove(self, message: Queued) -> None:
-        """Note that a message is acknowledged."""
+        """Remove an acknowledged message."""
         self._waiting.remove(message)
         self.acked.append(message.position)
 
     def source(self) -> "QueueSource":
-        """A consumer of this queue."""
+        """Return a consumer of this queue."""
         return QueueSource(self)
 
 
@@ -84,7 +84,7 @@ class QueueSource:
             raise SourceUnavailable("the queue is away")
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """What is visible now, in order."""
+        """Return the visible messages in order; wait up to `wait_s` for the first."""
         until = monotonic() + wait_s
         while True:
             self._reach()
@@ -108,7 +108,7 @@ class QueueSource:
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """Remove them, unless they were given to somebody else meanwhile."""
+        """Remove the messages, except those delivered to another consumer meanwhile."""
         self._reach()
         for arrival in arrivals:
             message = self._mine(arrival)
@@ -116,7 +116,7 @@ class QueueSource:
                 self._queue.remove(message)
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Make them visible again after the delay."""
+        """Make the messages visible again after the delay."""
         self._reach()
         for arrival in arrivals:
             message = self._mine(arrival)
@@ -125,7 +125,7 @@ class QueueSource:
                 message.holder = None
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Another deadline for those that are still ours."""
+        """Extend the deadlines; return the messages that this consumer no longer holds."""
         self._reach()
         lost = []
         for arrival in arrivals:
@@ -137,12 +137,12 @@ class QueueSource:
         return lost
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Keep a copy among the dead letters."""
+        """Append a copy to the dead letters."""
         self._reach()
         self._queue.dead.append((replace(arrival.handle.message, body=arrival.body), letter))
 
     async def close(self) -> None:
-        """Nothing to let go of: what is not acknowledged comes back by its deadline."""
+        """Do nothing: unacknowledged messages are redelivered after their deadline."""
 
     def _mine(self, arrival: Arrival) -> Queued | None:
         message: Queued = arrival.handle.message

@@ -1,7 +1,7 @@
-"""Run the real flows on a simulated store, network and clock: thousands of bad days, each from one seed.
+"""Run the real flows on a simulated store, network and clock: thousands of fault schedules, each from one seed.
 
 `python -m semel.testing.simulate --seeds 1000 --mode lease` plays a thousand schedules of crashes, stalls, lost and
-late messages; `--seed N` plays one of them again, with a trace of all that happened.
+late messages; `--seed N` replays one of them with a trace of every step.
 """
 
 import sys
@@ -23,7 +23,7 @@ __all__ = ["MODES", "MUTANTS", "SimResult", "Summary", "Violation", "simulate", 
 
 
 class Summary(Struct, kw_only=True):
-    """What many seeds came to."""
+    """Totals over many seeds."""
 
     mode: str
     mutant: str = ""
@@ -38,7 +38,7 @@ class Summary(Struct, kw_only=True):
     """By seed."""
 
     def add(self, result: SimResult) -> None:
-        """Count one seed in."""
+        """Add the result of one seed."""
         self.seeds += 1
         for name in ("steps", "events", "deliveries", "repeated", "lost", "given_up"):
             setattr(self, name, getattr(self, name) + getattr(result, name))
@@ -56,9 +56,9 @@ class Summary(Struct, kw_only=True):
 def simulate(
     mode: str, seed: int, *, mutant: str = "", harm_only: bool = False, trace: list[str] | None = None
 ) -> SimResult:
-    """Play one seed of a mode, or of the mode that a mutant breaks. The same seed always plays the same.
+    """Play one seed of a mode, or of the mode that a mutant breaks. The same seed always gives the same run.
 
-    `harm_only`: look away from broken rules, and count only what is lost, repeated or stuck in the end.
+    `harm_only`: ignore broken rules; report only events that are lost, repeated or stuck at the end.
     """
     flaws, rules = Flaws(), MODES[mode]
     if mutant:
@@ -70,7 +70,7 @@ def simulate(
 
 
 def storm(mode: str, seeds: Iterable[int], *, mutant: str = "") -> Summary:
-    """Play many seeds and count."""
+    """Play many seeds and return the totals."""
     summary = Summary(mode=mode, mutant=mutant)
     for seed in seeds:
         summary.add(simulate(mode, seed, mutant=mutant))
@@ -78,21 +78,21 @@ def storm(mode: str, seeds: Iterable[int], *, mutant: str = "") -> Summary:
 
 
 def choose_modes(name: str) -> Iterator[Mode]:
-    """The modes that a name on the command line stands for: itself, a family such as `lease`, or `all`."""
+    """Return the modes for a name: one mode, a family such as `lease`, or `all`."""
     for mode in MODES.values():
         if name in ("all", mode.name) or mode.name.startswith(f"{name}-"):
             yield mode
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line: 0 where every promise held, 1 with the seeds that broke one, 2 for a wrong call."""
+    """Run the command line. Returns 0 if every promise held, 1 if a seed broke one, 2 for wrong arguments."""
     parser = ArgumentParser(
         prog="python -m semel.testing.simulate", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--mode", default="all", help=f"all, lease, or one of {', '.join(MODES)}")
     parser.add_argument("--seeds", type=int, default=1000, help="how many schedules to play (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seed", type=int, help="play this one and print its trace")
+    parser.add_argument("--seed", type=int, help="play this seed and print its trace")
     parser.add_argument("--mutant", default="", help=f"break the protocol on purpose: {', '.join(MUTANTS)}")
     options = parser.parse_args(arguments)
     if options.mutant and options.mutant not in MUTANTS:
@@ -125,7 +125,7 @@ def _storm(mode: str, seeds: range, mutant: str) -> bool:
     sys.stdout.write(f"{summary} ({took_s:.1f} s, {summary.steps / took_s:,.0f} steps/s)\n")
     for seed, violation in list(summary.violations.items())[:10]:
         again = f" --mutant {mutant!r}" if mutant else ""
-        sys.stdout.write(f"  seed {seed}: {violation}\n    again with: --mode {mode} --seed {seed}{again}\n")
+        sys.stdout.write(f"  seed {seed}: {violation}\n    replay with: --mode {mode} --seed {seed}{again}\n")
     return bool(summary.violations)
 
 

@@ -1,4 +1,4 @@
-"""The contract of a store: every rule of the protocol that a store carries, as scenarios to run on it.
+"""The contract of a store: every protocol rule that a store must keep, as scenarios to run on it.
 
 A scenario is written once and runs in both colours. With pytest, a store's whole test is::
 
@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 PARTS = (claims, settles, expiry, event_time, payloads, quarantine, marks, batches, operators)
-"""The modules that hold the scenarios; importing them has filled the table."""
+"""The modules that hold the scenarios; importing them fills the table."""
 
 Colour: TypeAlias = Literal["sync", "async"]
 
 
 def scenarios(capabilities: Capabilities | None = None, *, manual: bool = True) -> list[Scenario]:
-    """The scenarios that a store with these powers must pass; without powers given, all there are.
+    """Return the scenarios that a store with these capabilities must pass; without capabilities, all scenarios.
 
     `manual`: the harness has a clock that the test moves.
     """
@@ -71,7 +71,7 @@ def scenarios(capabilities: Capabilities | None = None, *, manual: bool = True) 
 
 
 def check(scenario: Scenario, harness: Harness, colour: Colour = "sync") -> None:
-    """Run one scenario in either colour. Raises `AssertionError` where the store breaks its promise."""
+    """Run one scenario in either colour. Raises `AssertionError` if the store breaks its promise."""
     if colour == "sync":
         run(scenario, harness)
     else:
@@ -79,10 +79,10 @@ def check(scenario: Scenario, harness: Harness, colour: Colour = "sync") -> None
 
 
 class _Cases(ABC):
-    """What pytest collects from both suites."""
+    """The tests that pytest collects from both suites."""
 
     capabilities: Capabilities
-    """What the store promises; picks the scenarios."""
+    """The capabilities of the store; they select the scenarios."""
     colours: tuple[Colour, ...] = ("sync", "async")
     """A store for event loops only has `("async",)`."""
     manual: bool
@@ -90,10 +90,10 @@ class _Cases(ABC):
 
     @abstractmethod
     def harness(self, folder: Path) -> Harness:
-        """A fresh place for the records of one scenario."""
+        """Return a harness with an empty place for the records of one scenario."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Give the test below a case for each scenario and colour."""
+        """Parametrize `test_contract` with the scenarios and colours."""
         if "semel_scenario" in metafunc.fixturenames:
             chosen = scenarios(self.capabilities, manual=self.manual)
             metafunc.parametrize("semel_scenario", chosen, ids=_names(chosen))
@@ -104,30 +104,30 @@ class _Cases(ABC):
         check(semel_scenario, self.harness(tmp_path), semel_colour)
 
     def test_the_store_promises_what_the_suite_checks(self, tmp_path: Path) -> None:
-        """A power that the suite does not know of would go untested."""
+        """A capability that the suite does not declare would go untested."""
         store = self.harness(tmp_path).connect()
-        equal(store.capabilities, self.capabilities, "what the store promises, against what is checked")
+        equal(store.capabilities, self.capabilities, "capabilities of the store, against those of the suite")
         colour = Store if "sync" in self.colours else AsyncStore
-        require(isinstance(store, colour), f"{store.name} is no store of the colours {self.colours}")
+        require(isinstance(store, colour), f"{store.name} does not support the colours {self.colours}")
 
 
 class StoreSuite(_Cases):
-    """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
+    """The contract as a class for pytest to collect: derive from it, name it `Test...`, implement `connect`."""
 
     manual = True
 
     @abstractmethod
     def connect(self, folder: Path, clock: ManualClock) -> AnyStore:
-        """A store in this folder, with this clock, not yet opened; the same folder means the same records."""
+        """Return an unopened store in this folder with this clock; the same folder means the same records."""
 
     def harness(self, folder: Path) -> Harness:
-        """The folder, and a clock that the test moves."""
+        """Return a harness of the folder and a clock that the test moves."""
         clock = ManualClock()
         return Harness(lambda: self.connect(folder, clock), clock=clock)
 
 
 class ServerSuite(_Cases):
-    """The same for a store that uses a server's clock: say its `harness`, and the scenarios wait for time to pass."""
+    """The suite for a store that uses a server's clock: implement `harness`; the scenarios wait for time to pass."""
 
     manual = False
 

@@ -49,7 +49,7 @@ SMALL = {
     "statistics_count_what_stands",
     "steps_are_given_to_the_next_attempt",
     "values_come_back_byte_for_byte",
-    "watchers_are_told_what_ends_a_wait",
+    "watchers_are_notified_of_changes_that_end_a_wait",
 }
 """What a cluster may answer differently: whatever concerns more than one key, or what lies beside it."""
 

@@ -1,4 +1,4 @@
-"""The modes: which flow a delivery runs through, which sink it has, and what may be expected in the end."""
+"""The modes: the flow and the sink of a delivery, and the result that must hold at the end."""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -31,33 +31,33 @@ FlowOf = Callable[[SimAttempt, Task, Flaws], Generator[Any, Any, Any]]
 
 
 class Mode(Struct, frozen=True, kw_only=True):
-    """How a consumer works, and what it promises."""
+    """The flow, the sink and the promises of a consumer."""
 
     name: str
     flow: FlowOf
     sink: SinkKind = "keyed"
     quarantine: bool = False
     probe: bool = False
-    """A truthful one, whose answers are final. In quarantine it cannot tell now and then."""
+    """Whether the handler has a probe. Its answers are true and final; in quarantine it sometimes cannot tell."""
     journal: bool = False
     in_transaction: bool = False
     may_flush: bool = False
     once: bool = True
-    """Never two effects, whatever happens to the workers."""
+    """Whether an event never has two effects, even if workers die."""
     may_lose: bool = False
     suppresses: bool = True
     acks: Callable[[Any], bool] = lambda outcome: acknowledges(outcome)  # noqa: PLW0108  # defined below
 
 
 def acknowledges(outcome: Any) -> bool:
-    """Whether a runner acknowledges: only what is recorded, or copied to the dead letter first."""
+    """Return whether a runner acknowledges: only if the outcome is recorded or has a dead letter."""
     if isinstance(outcome, Done):
         return outcome.recorded
     return isinstance(outcome, (Failed, Unknown, Mismatch, Late))
 
 
 def task_for(mode: Mode, event: SimEvent, owner: bytes, wait_s: float, flaws: Flaws) -> Task:
-    """One delivery of an event, ready to be run by a flow."""
+    """Return the task of one delivery of an event."""
     claim = Claim(
         event.id,
         owner,
@@ -86,19 +86,19 @@ def _unused_probe(_inquiry: Inquiry) -> CannotTell:
     return CannotTell()
 
 
-def leased(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """The real thing."""
+def run_leased(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """Run the real flow of mode lease."""
     return flows.once(task)
 
 
-def marked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """Mark, then run."""
+def run_marked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """Run the real flow of mode mark: mark, then run."""
     tenant, consumer, key = task.claim.id
     return flows.mark_then_run(Mark(tenant, consumer, [key], task.claim.window_us), task)
 
 
-def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """Run whatever the store says."""
+def run_observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """Run the real flow of mode observe: run whatever the store answers."""
 
     def duplicate(_answer: ClaimAnswer) -> None:
         attempt.event.duplicates += 1
@@ -106,8 +106,8 @@ def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any
     return flows.run_observed(task, duplicate)
 
 
-def inboxed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """Mark and effect in one transaction: begin, look, work, commit."""
+def run_in_inbox(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """Commit mark and effect in one transaction: begin, look, work, commit."""
     seen = yield from SimSeen(task.claim.id)
     if isinstance(seen, Unavailable):
         return seen
@@ -125,25 +125,26 @@ def inboxed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="inbox", flow=inboxed, in_transaction=True),
-        Mode(name="lease-keyed", flow=leased, may_flush=True),
-        Mode(name="lease-fenced", flow=leased, sink="fenced", once=False, may_flush=True),
-        Mode(name="lease-plain", flow=leased, sink="plain", once=False, may_flush=True),
-        Mode(name="quarantine", flow=leased, sink="plain", quarantine=True),
-        Mode(name="lease-probe", flow=leased, sink="plain", probe=True),
-        Mode(name="quarantine-probe", flow=leased, sink="plain", quarantine=True, probe=True),
-        Mode(name="mark", flow=marked, sink="plain", may_lose=True),
-        Mode(name="observe", flow=observed, sink="plain", suppresses=False),
-        Mode(name="journal", flow=leased, journal=True),
+        Mode(name="inbox", flow=run_in_inbox, in_transaction=True),
+        Mode(name="lease-keyed", flow=run_leased, may_flush=True),
+        Mode(name="lease-fenced", flow=run_leased, sink="fenced", once=False, may_flush=True),
+        Mode(name="lease-plain", flow=run_leased, sink="plain", once=False, may_flush=True),
+        Mode(name="quarantine", flow=run_leased, sink="plain", quarantine=True),
+        Mode(name="lease-probe", flow=run_leased, sink="plain", probe=True),
+        Mode(name="quarantine-probe", flow=run_leased, sink="plain", quarantine=True, probe=True),
+        Mode(name="mark", flow=run_marked, sink="plain", may_lose=True),
+        Mode(name="observe", flow=run_observed, sink="plain", suppresses=False),
+        Mode(name="journal", flow=run_leased, journal=True),
     )
 }
+"""The modes that the simulation plays, by name."""
 
 
 def judge(mode: Mode, event: SimEvent) -> None:
-    """What must be true of an event when all is over."""
+    """Raise `Violation` if an event's final state breaks a promise of the mode."""
     if event.kind != "fine":
         if event.effects and event.kind == "permanent":
-            raise Violation("twice", f"{event.payload}: failed for good, and yet there is an effect")
+            raise Violation("twice", f"{event.payload}: failed for good, but there is an effect")
         return
     if event.effects == 0:
         _without_effect(mode, event)
@@ -165,6 +166,6 @@ def _without_effect(mode: Mode, event: SimEvent) -> None:
         if event.grants <= MAX_ATTEMPTS:
             raise Violation("gave up", f"{event.payload}: failed after {event.grants} attempts")
     elif mode.journal and not event.grants:
-        return  # every listener died before any claim was made: nobody ever accepted it
+        return  # every listener died before it made a claim: the event was never accepted
     elif not (mode.may_lose and event.touched):
-        raise Violation("lost", f"{event.payload}: accepted, and there is no effect")
+        raise Violation("lost", f"{event.payload}: accepted, but there is no effect")

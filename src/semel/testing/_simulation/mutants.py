@@ -10,7 +10,7 @@ from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Resolve, Settle
 from semel.core.machine import decide
 from semel.core.settlement import Task, outcome_of, plain, settlement_for
-from semel.testing._simulation.modes import FlowOf, acknowledges, leased
+from semel.testing._simulation.modes import FlowOf, acknowledges, run_leased
 from semel.testing._simulation.referee import SimAttempt
 from semel.testing._simulation.store import Commit, Flaws
 from semel.testing._simulation.world import LEASE_US
@@ -32,21 +32,21 @@ class Mutant(Struct, frozen=True, kw_only=True):
 
 
 def complete_without_fence(record: Record | None, item: Any, now: int) -> Decision:
-    """Whoever says done is believed."""
+    """A completion is accepted from any owner, with any fence."""
     if type(item) is Settle and item.to == "done" and record is not None and record.state == "claimed":
         return decide(replace(record, owner=item.owner, fence=item.fence), item, now)
     return decide(record, item, now)
 
 
 def release_without_owner(record: Record | None, item: Any, now: int) -> Decision:
-    """Whoever releases frees the key, though it is another's by now."""
+    """A release frees the key even if another owner holds it by now."""
     if type(item) is Settle and item.to == "released" and record is not None and record.state == "claimed":
         return decide(record, replace(item, owner=record.owner or b"?", fence=record.fence), now)
     return decide(record, item, now)
 
 
 def delete_on_error(record: Record | None, item: Any, now: int) -> Decision:
-    """An error deletes the key without a look whose it is; here: expired long ago, so absent."""
+    """An error deletes the key without checking its owner. Here it gets an old expiry, so it is absent."""
     if type(item) is Settle and item.to == "released" and record is not None:
         return Completed(at_us=now), replace(
             record, state="done", owner=b"?", lease_until_us=0, expires_at_us=0
@@ -55,14 +55,14 @@ def delete_on_error(record: Record | None, item: Any, now: int) -> Decision:
 
 
 def cleared_to_nobody(record: Record | None, item: Any, now: int) -> Decision:
-    """What a probe found not to have happened is free for all, although its other copies may be acknowledged."""
+    """After a probe finds no effect the key is free for any claim, although its other copies may be acknowledged."""
     if type(item) is Resolve and item.to == "claimed":
         return decide(record, replace(item, owner=b"", lease_us=0), now)
     return decide(record, item, now)
 
 
 def expired_is_present(record: Record | None, item: Any, now: int) -> Decision:
-    """A row that is there counts, whether its window is over or not."""
+    """A stored row counts even if its window is over."""
     if type(item) is Claim and record is not None and record.state == "done":
         return decide(replace(record, expires_at_us=now + 1), item, now)[0], None
     return decide(record, item, now)
@@ -89,7 +89,7 @@ def released_keeps_owner(record: Record | None, item: Any, now: int) -> Decision
 
 
 def takeover_starts_afresh(record: Record | None, item: Any, now: int) -> Decision:
-    """A takeover forgets how often it was tried, so that poison goes round for ever."""
+    """A takeover resets the attempts, so that poison is retried for ever."""
     answer, written = decide(record, item, now)
     if type(answer) is Granted and written is not None:
         return replace(answer, attempt=1), replace(written, attempt=1)
@@ -97,7 +97,7 @@ def takeover_starts_afresh(record: Record | None, item: Any, now: int) -> Decisi
 
 
 def spares_only_done(record: Record, _now: int) -> bool:
-    """A purge that takes every unfinished claim for rubbish."""
+    """A purge that removes every unfinished claim."""
     return record.state != "claimed"
 
 
@@ -105,7 +105,7 @@ def spares_only_done(record: Record, _now: int) -> bool:
 
 
 def _fresh_owners(attempt: SimAttempt, flow: Flow[Any]) -> Generator[Any, Any, Any]:
-    """Each try has an owner of its own, as a driver's own retry of a plain SET NX has."""
+    """Use a new owner for each try, as a driver's own retry of a plain SET NX does."""
     owner, tries, answer = attempt.owner, 0, None
     while True:
         try:
@@ -122,12 +122,12 @@ def _fresh_owners(attempt: SimAttempt, flow: Flow[Any]) -> Generator[Any, Any, A
 
 
 def fresh_owner_each_try(attempt: SimAttempt, task: Task, flaws: Flaws) -> Flow[Outcome[Any]]:
-    """The owner is not sent again after a lost reply."""
-    return _fresh_owners(attempt, leased(attempt, task, flaws))
+    """After a lost reply the claim is sent with another owner."""
+    return _fresh_owners(attempt, run_leased(attempt, task, flaws))
 
 
 def mark_first(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """Mark, run, and call it once."""
+    """Mark, then run, and promise that nothing is lost."""
     tenant, consumer, key = task.claim.id
     answer = yield from Mark(tenant, consumer, [key], task.claim.window_us)
     if isinstance(answer, Unavailable):
@@ -138,7 +138,7 @@ def mark_first(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[
 
 
 def check_then_act(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """Look, run, then store: two who look at the same time both run."""
+    """Look, run, then store: two workers that look at the same time both run."""
     found = yield from Lookup(task.claim.id)
     if isinstance(found, Unavailable):
         return found
@@ -170,7 +170,7 @@ def mark_commits_alone(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[O
 
 
 def rerun_unasked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """The probe is there, and nobody asks it."""
+    """The probe exists, but the flow does not call it."""
     return flows.once(replace(task, policy=replace(task.policy, probe=None)))
 
 
@@ -178,12 +178,12 @@ def rerun_unasked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outco
 
 
 def drops_while_busy(outcome: Any) -> bool:
-    """A duplicate of an event that somebody works on is dropped."""
+    """A duplicate of a running event is dropped."""
     return isinstance(outcome, Busy) or acknowledges(outcome)
 
 
 def acks_unrecorded(outcome: Any) -> bool:
-    """The handler returned, so the source is told, whatever the store says."""
+    """The message is acknowledged when the handler returns, whatever the store answers."""
     return isinstance(outcome, Done) or acknowledges(outcome)
 
 
@@ -216,4 +216,4 @@ MUTANTS: dict[str, Mutant] = {
         mode="inbox", flaws=Flaws(mark_commits_alone=True), flow=mark_commits_alone
     ),
 }
-"""By name. Each has to be caught; how often it is tells how many seeds are enough."""
+"""By name. The simulation must catch each; how often it does shows how many seeds are enough."""

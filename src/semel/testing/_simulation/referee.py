@@ -1,6 +1,6 @@
-"""Who sees everything, by a ledger of its own, and says when a promise is broken.
+"""The referee: checks every answer against a ledger of its own and raises `Violation` when a promise is broken.
 
-It shares no code with the store: what it expects follows from the answers and the store's clock alone.
+It shares no code with the store: it uses only the answers and the store's clock.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ MAX_ATTEMPTS = 5
 
 
 class SimEvent:
-    """Something that happened once, however often it is delivered."""
+    """One event, however often it is delivered."""
 
     __slots__ = (
         "completed",
@@ -48,12 +48,12 @@ class SimEvent:
         self.unknown = False
         self.duplicates = 0
         self.fences: list[int] = []
-        """Of the effects that a fenced sink applied, in their order."""
+        """Fences of the effects that a fenced sink applied, in order."""
         self.values: list[bytes | None] = []
 
 
 class SimAttempt:
-    """One claim call with its retries, and what its process knows about it."""
+    """One claim call with its retries, and the state that its process has of it."""
 
     __slots__ = (
         "claim",
@@ -88,18 +88,18 @@ class SimAttempt:
 
     @property
     def value(self) -> str:
-        """What its handler returns."""
+        """The value that its handler returns."""
         return f"{self.event.payload} by {self.name}"
 
     def touch(self) -> None:
-        """A fault struck this attempt."""
+        """Note that a fault struck this attempt."""
         if not self.touched:
             self.touched = True
             self.event.touched += 1
 
 
 class SimClaim:
-    """The one claim on a key, as the referee understands it."""
+    """The current claim on a key in the referee's ledger."""
 
     __slots__ = ("attempt", "fence", "owner", "until")
 
@@ -113,77 +113,80 @@ class SimClaim:
 class Referee:
     """The ledger of claims, fences and completions.
 
-    `harm_only`: hold still about broken rules, so that only what is lost, repeated or stuck in the end counts.
+    `harm_only`: do not report broken rules; report only events that are lost, repeated or stuck at the end.
     """
 
     def __init__(self, world: World, *, harm_only: bool = False) -> None:
         self.world = world
         self._harm_only = harm_only
         self.events: dict[Id, SimEvent] = {}
-        """The event that each key stands for now; a key whose window is over may stand for a new one."""
+        """The current event of each key; a key whose window is over may have a new event."""
         self._held: dict[Id, SimClaim] = {}
         self._fences: dict[Id, int] = {}
         self._completed: dict[Id, tuple[int, bytes | None]] = {}
 
-    def _broken(self, kind: str, text: str) -> None:
+    def _report(self, kind: str, text: str) -> None:
         if not self._harm_only:
             raise Violation(kind, text)
 
-    # --- what the store answers ---
+    # --- answers of the store ---
 
-    def claimed(self, item: Claim, answer: Any, attempt: SimAttempt, now: int) -> None:
+    def on_claim(self, item: Claim, answer: Any, attempt: SimAttempt, now: int) -> None:
         """Check the answer to a claim."""
         if type(answer) is Granted:
-            self._granted(item, answer, attempt, now)
+            self._on_granted(item, answer, attempt, now)
         elif type(answer) is Known:
-            self._known(item.id, answer, now)
+            self._on_known(item.id, answer, now)
         elif type(answer) is Busy:
             held = self._held.get(item.id)
             if held is not None and held.attempt is attempt and held.until > now:
-                self._broken("own claim", f"{attempt.name} waits for itself: its owner was not sent again")
+                self._report(
+                    "own claim",
+                    f"{attempt.name} waits for its own claim: the retry was sent with another owner",
+                )
         elif type(answer) is Unknown:
             self.events[item.id].unknown = True
 
-    def _granted(self, item: Claim, answer: Granted, attempt: SimAttempt, now: int) -> None:
+    def _on_granted(self, item: Claim, answer: Granted, attempt: SimAttempt, now: int) -> None:
         held = self._held.get(item.id)
         if held is not None:
             if held.attempt is attempt and held.fence == answer.fence:
                 return
             if held.until > now:
-                self._broken(
+                self._report(
                     "overlap",
                     f"{item.id[2]}: {attempt.name} got the claim while {held.attempt.name} holds it",
                 )
         done = self._completed.get(item.id)
         if done is not None and done[0] + WINDOW_US > now:
-            self._broken("again", f"{item.id[2]}: claimed again within the window of its completion")
+            self._report("again", f"{item.id[2]}: claimed again within the window of its completion")
         if answer.fence <= self._fences.get(item.id, 0):
-            self._broken("fence", f"{item.id[2]}: fence {answer.fence} does not grow")
+            self._report("fence", f"{item.id[2]}: fence {answer.fence} does not grow")
         self._fences[item.id] = answer.fence
         self._held[item.id] = SimClaim(attempt, item.owner, answer.fence, answer.lease_until_us)
         self.events[item.id].grants += 1
 
-    def _known(self, record_id: Id, answer: Known, now: int) -> None:
+    def _on_known(self, record_id: Id, answer: Known, now: int) -> None:
         done = self._completed.get(record_id)
         if done is None:
-            self._broken("invented", f"{record_id[2]}: answered as known, and nobody completed it")
+            self._report("invented", f"{record_id[2]}: answered as known, but nobody completed it")
             return
         if done[0] + WINDOW_US <= now:
-            self._broken("expired", f"{record_id[2]}: answered as known after its window")
+            self._report("expired", f"{record_id[2]}: answered as known after its window")
         if done[1] != answer.value:
-            self._broken("value", f"{record_id[2]}: replayed {answer.value!r}, stored was {done[1]!r}")
+            self._report("value", f"{record_id[2]}: replayed {answer.value!r}, stored was {done[1]!r}")
 
-    def renewed(self, item: Renew, answer: Any) -> None:
+    def on_renewal(self, item: Renew, answer: Any) -> None:
         """Check the answer to a renewal."""
         if type(answer) is not Renewed:
             return
         held = self._held.get(item.id)
         if held is None or held.owner != item.owner or held.fence != item.fence:
-            self._broken("stranger", f"{item.id[2]}: a claim was renewed by one who does not hold it")
+            self._report("stranger", f"{item.id[2]}: a claim was renewed by an owner that does not hold it")
             return
         held.until = answer.lease_until_us
 
-    def settled(self, item: Settle, answer: Any, now: int) -> None:
+    def on_settle(self, item: Settle, answer: Any, now: int) -> None:
         """Check the answer to a settle."""
         if type(answer) is not Completed:
             return
@@ -194,9 +197,9 @@ class Referee:
         held = self._held.get(item.id)
         if answer.recreated:
             if not event.losses:
-                self._broken("invented", f"{item.id[2]}: recreated, and the store had lost nothing")
+                self._report("invented", f"{item.id[2]}: recreated, but the store had lost nothing")
         elif held is None or held.owner != item.owner or held.fence != item.fence:
-            self._broken("stranger", f"{item.id[2]}: {item.to} by one who does not hold the claim")
+            self._report("stranger", f"{item.id[2]}: {item.to} by an owner that does not hold the claim")
         if item.to in ("done", "failed"):
             self.complete(item.id, item.value, now, failed=item.to == "failed")
         elif item.to == "unknown":
@@ -205,56 +208,56 @@ class Referee:
             del self._held[item.id]
 
     def complete(self, record_id: Id, value: bytes | None, now: int, *, failed: bool = False) -> None:
-        """A key is finished; twice within a window is once too often."""
+        """Note a completion. Two completions within a window break the promise."""
         done = self._completed.get(record_id)
         if done is not None and done[0] + WINDOW_US > now:
-            self._broken("again", f"{record_id[2]}: completed twice within a window")
+            self._report("again", f"{record_id[2]}: completed twice within a window")
         self._completed[record_id] = (now, value)
         event = self.events[record_id]
         event.completed = True
         event.failed = event.failed or failed
         event.values.append(value)
 
-    def taken(self, item: Resolve, answer: Forgotten, attempt: SimAttempt, now: int) -> None:
-        """A probe found that nothing had happened, and who asked has the claim."""
+    def on_take_over(self, item: Resolve, answer: Forgotten, attempt: SimAttempt, now: int) -> None:
+        """Note that a probe found no effect and that the caller took over the claim."""
         self._held.pop(item.id, None)
         until = now + item.lease_us
         granted = Granted(answer.fence, attempt=1, lease_until_us=until, first_seen_us=now)
-        self._granted(Claim(item.id, item.owner, item.lease_us, 0), granted, attempt, now)
+        self._on_granted(Claim(item.id, item.owner, item.lease_us, 0), granted, attempt, now)
 
-    def forgotten(self, record_id: Id) -> None:
-        """Somebody decided that the event may run again."""
+    def on_forget(self, record_id: Id) -> None:
+        """Note that the record was forgotten: the event may run again."""
         self._held.pop(record_id, None)
         self.events[record_id].unknown = False
 
-    def flushed(self) -> None:
-        """The store lost everything it knew."""
+    def on_flush(self) -> None:
+        """Note that the store lost all its data."""
         self._held.clear()
         self._completed.clear()
         for event in self.events.values():
             event.losses += 1
 
-    # --- what the runner does ---
+    # --- actions of the runner ---
 
-    def concluded(self, event: SimEvent, outcome: Any) -> None:
-        """A caller is told that the event is done: what it gets must be what is stored."""
+    def on_outcome(self, event: SimEvent, outcome: Any) -> None:
+        """Check that the value of a done outcome is a stored value."""
         if type(outcome) is Done and outcome.kept and encode(outcome.value) not in event.values:
-            self._broken("value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored")
+            self._report("value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored")
 
-    def ran(self, attempt: SimAttempt, outcome: Any) -> None:
-        """In observe mode every delivery has its own effect."""
+    def on_observed_run(self, attempt: SimAttempt, outcome: Any) -> None:
+        """Check that a delivery in observe mode had its own effect."""
         if type(outcome) is Done and not attempt.effected:
-            self._broken("suppressed", f"{attempt.event.payload}: {attempt.name} did not run")
+            self._report("suppressed", f"{attempt.event.payload}: {attempt.name} did not run")
 
-    def acked(self, attempt: SimAttempt, outcome: Any) -> None:
-        """The source will not send this copy again: the event has to be finished by now."""
+    def on_ack(self, attempt: SimAttempt, outcome: Any) -> None:
+        """Check that the event is finished: the source will not send this copy again."""
         event = attempt.event
         if type(outcome) is Unknown and outcome.error is not None:
-            # Its own attempt, and the store may not have heard of it: then the record says so when the lease ends.
+            # Its own attempt; if the store did not receive it, the record is unknown when the lease ends.
             held = self._held.get(event.id)
             if held is not None and held.attempt is attempt:
                 return
         if not (event.completed or event.unknown):
-            self._broken("early ack", f"{event.payload}: acknowledged on {outcome!r} before it was done")
+            self._report("early ack", f"{event.payload}: acknowledged on {outcome!r} before it was done")
         if type(outcome) is Failed and not event.failed:
-            self._broken("early ack", f"{event.payload}: acknowledged as failed, and no failure is stored")
+            self._report("early ack", f"{event.payload}: acknowledged as failed, but no failure is stored")

@@ -1,4 +1,4 @@
-"""One seed from beginning to end: two phases of weather, and what must be true after each."""
+"""One seed from beginning to end: two phases with faults, and the checks after each."""
 
 from msgspec import Struct
 
@@ -12,14 +12,14 @@ from semel.testing._simulation.world import FAULTS_US, FINISH_US, LEASE_US, WIND
 WORKERS = 3
 KEYS = 6
 KEYS_AGAIN = 3
-"""How many keys come back as new events after their window."""
+"""How many keys are used again for new events after their window."""
 REPEAT_ODDS = 0.3
-"""How often a producer sends the same event in two messages."""
+"""The probability that a producer sends the same event in two messages."""
 AGAIN_ODDS = 0.35
 
 
 class SimResult(Struct, kw_only=True):
-    """What one seed came to."""
+    """The result of one seed."""
 
     seed: int
     steps: int = 0
@@ -27,14 +27,14 @@ class SimResult(Struct, kw_only=True):
     deliveries: int = 0
     effects: int = 0
     repeated: int = 0
-    """Effects beyond the first, of events that are promised no more than that."""
+    """Effects beyond the first of each event; only events of kind `fine` count."""
     lost: int = 0
     given_up: int = 0
     violation: Violation | None = None
 
 
 class Simulation:
-    """A mode, its flaws if any, and a seed."""
+    """The simulation of one seed of a mode, with the flaws of a mutant if any."""
 
     def __init__(
         self, mode: Mode, seed: int, *, flaws: Flaws, harm_only: bool = False, trace: list[str] | None = None
@@ -51,7 +51,7 @@ class Simulation:
         self.result = SimResult(seed=seed)
 
     def play(self) -> SimResult:
-        """Run the seed; a broken promise is in the result, not raised."""
+        """Run the seed and return its result. A broken promise is part of the result and is not raised."""
         world, result = self.world, self.result
         try:
             self._phase(KEYS, FAULTS_US)
@@ -99,7 +99,8 @@ class Simulation:
             and not self.mode.may_lose
             and world.chance(world.weather.poison)
         ):
-            unasked = self.mode.quarantine and not self.mode.probe  # what dies there is not run again
+            # An event that dies there is not run again.
+            unasked = self.mode.quarantine and not self.mode.probe
             kinds = ("permanent", "poison") if unasked else ("permanent", "poison", "killer")
             kind = kinds[int(world.random() * len(kinds))]
         event = SimEvent(("", "sim", f"k{number}"), f"e{len(self.events)}", kind)
@@ -108,7 +109,7 @@ class Simulation:
         return event
 
     def _nemesis(self, faults_us: int) -> None:
-        """Outages, steps of the store's clock, purges and losses, at times of their own."""
+        """Schedule outages, steps of the store's clock, purges and data losses."""
         world, store = self.world, self.store
         weather = world.weather
         for _ in range(weather.outages):

@@ -1,4 +1,4 @@
-"""Where deliveries come from: a queue that sends until it is acknowledged, and a socket that sends only once."""
+"""Sources of deliveries: a queue that sends until it is acknowledged, and a socket that sends only once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,11 @@ from semel.testing._simulation.world import LEASE_US, World
 from semel.types import Busy, Id, Record
 
 SLOTS = 2
-"""Deliveries that one process works on at a time."""
+"""Deliveries that one process handles at a time."""
 DUPLICATE_ODDS = 0.2
 ACK_LOST_ODDS = 0.05
 QUIET_US = 5 * LEASE_US
-"""By then everybody who stalled with an event in its hands has woken up."""
+"""After this time every worker that stalled while it handled an event runs again."""
 WAITS_S = (0.0, 0.4, 2.5)
 
 
@@ -30,12 +30,12 @@ class SimMessage:
     def __init__(self, event: SimEvent, visible_us: int) -> None:
         self.event = event
         self.visible_us = visible_us
-        """After this long without an ack it is sent again, whether somebody works on it or not."""
+        """After this time without an ack the copy is sent again, even if a worker handles it."""
         self.acked = False
 
 
 class SimSource:
-    """What both have in common: whom to give a delivery to, and the owners of claims."""
+    """The base of both sources: chooses a worker for each delivery and the owner of its claim."""
 
     def __init__(
         self, world: World, referee: Referee, mode: Mode, flaws: Flaws, workers: list[Worker]
@@ -50,7 +50,7 @@ class SimSource:
             worker.in_transaction = mode.in_transaction
 
     def attempt(self, worker: Worker, event: SimEvent) -> SimAttempt:
-        """A fresh claim call."""
+        """Return a new attempt for a delivery."""
         self.deliveries += 1
         number = worker.number * 1000 + worker.life if self.flaws.owner_per_process else self.deliveries
         owner = (number << 64).to_bytes(16, "big")
@@ -58,29 +58,29 @@ class SimSource:
             event, owner, f"w{worker.number} {event.payload} #{self.deliveries}", self.world.now
         )
 
-    def run(self, worker: Worker, event: SimEvent, finished: Callable[[SimRun, Any], None]) -> None:
-        """Let a worker handle a delivery."""
+    def run(self, worker: Worker, event: SimEvent, on_end: Callable[[SimRun, Any], None]) -> None:
+        """Start the flow of a delivery in a worker."""
         attempt = self.attempt(worker, event)
         wait_s = WAITS_S[int(self.world.random() * len(WAITS_S))]
         task = task_for(self.mode, event, attempt.owner, wait_s, self.flaws)
-        worker.start(SimRun(worker, attempt, self.mode.flow(attempt, task, self.flaws), finished))
+        worker.start(SimRun(worker, attempt, self.mode.flow(attempt, task, self.flaws), on_end))
 
 
 class SimQueue(SimSource):
-    """At least once: each copy is sent again until it is acknowledged, and now and then just so."""
+    """At least once: each copy is sent again until it is acknowledged, and sometimes without a reason."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.messages: list[SimMessage] = []
 
     def publish(self, event: SimEvent, delay_us: int) -> None:
-        """Take an event in."""
+        """Add an event to the queue."""
         message = SimMessage(event, self.world.between(LEASE_US // 2, 4 * LEASE_US))
         self.messages.append(message)
         self.world.at(delay_us, self._deliver, message)
 
     def _deliver(self, message: SimMessage) -> None:
-        """Give the message to somebody, and look again after its time."""
+        """Deliver the message to a worker, and check it again after its visibility time."""
         world = self.world
         free = [worker for worker in self.workers if worker.alive and len(worker.runs) < SLOTS]
         if not free:
@@ -97,13 +97,13 @@ class SimQueue(SimSource):
             self._deliver(message)
 
     def _begin(self, worker: Worker, message: SimMessage) -> None:
-        def finished(run: SimRun, outcome: Any) -> None:
-            self._finished(run, outcome, message)
+        def on_end(run: SimRun, outcome: Any) -> None:
+            self._on_end(run, outcome, message)
 
         message.acked = message.acked or self.flaws.ack_on_receipt
-        self.run(worker, message.event, finished)
+        self.run(worker, message.event, on_end)
 
-    def _finished(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
+    def _on_end(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         world = self.world
         if self.mode.acks(outcome):
             if world.chance(world.weather.handler_crash):
@@ -118,18 +118,18 @@ class SimQueue(SimSource):
 
     def _check(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         if self.mode.suppresses:
-            self.referee.acked(run.attempt, outcome)
-            self.referee.concluded(message.event, outcome)
+            self.referee.on_ack(run.attempt, outcome)
+            self.referee.on_outcome(message.event, outcome)
         else:
-            self.referee.ran(run.attempt, outcome)
+            self.referee.on_observed_run(run.attempt, outcome)
 
     def unfinished(self) -> list[str]:
-        """What was never acknowledged."""
+        """Return the events that were never acknowledged."""
         return [message.event.payload for message in self.messages if not message.acked]
 
 
 class Socket(SimSource):
-    """At most once: every listener gets it at that moment or never; orphans are swept."""
+    """At most once: only workers that listen at that moment get the event; a sweep runs orphans."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -139,7 +139,7 @@ class Socket(SimSource):
             worker.restarted = self._listen
 
     def publish(self, event: SimEvent, delay_us: int) -> None:
-        """Send an event to all who listen at that time, and to nobody ever after."""
+        """Send an event to all workers that listen now. It is never sent again."""
         self.events.append(event)
         self.world.at(delay_us, self._broadcast, event)
 
@@ -147,11 +147,11 @@ class Socket(SimSource):
         for worker in self.workers:
             if worker.alive:
                 self.world.after(
-                    worker, self.world.between(0, LEASE_US // 10), self.run, worker, event, _dropped
+                    worker, self.world.between(0, LEASE_US // 10), self.run, worker, event, _ignore_outcome
                 )
 
     def listen(self, until_us: int) -> None:
-        """Let every worker look for orphans until then."""
+        """Let every worker sweep for orphans until that time."""
         self.sweep_until_us = until_us
         for worker in self.workers:
             if worker.alive:
@@ -165,7 +165,7 @@ class Socket(SimSource):
         if self.world.now >= self.sweep_until_us or (fair and not self.unfinished()):
             return
         self._listen(worker)
-        run = SimRun(worker, self.attempt(worker, self.events[0]), iter(()), _dropped)  # type: ignore[arg-type]
+        run = SimRun(worker, self.attempt(worker, self.events[0]), iter(()), _ignore_outcome)  # type: ignore[arg-type]
 
         def task(record: Record) -> Task:
             run.attempt.over = True
@@ -176,13 +176,13 @@ class Socket(SimSource):
         worker.start(run)
 
     def event(self, record_id: Id) -> SimEvent:
-        """What a journaled record stands for."""
+        """Return the event of a journaled record."""
         return self.referee.events[record_id]
 
     def unfinished(self) -> list[str]:
-        """What was accepted and is not done."""
+        """Return the events that were accepted and are not done."""
         return [event.payload for event in self.events if event.grants and not event.completed]
 
 
-def _dropped(run: SimRun, outcome: Any) -> None:
-    """Nobody to acknowledge to: what is not done is in the journal."""
+def _ignore_outcome(run: SimRun, outcome: Any) -> None:
+    """Do nothing: a socket takes no ack, and the journal holds events that are not done."""

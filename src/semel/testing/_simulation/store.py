@@ -1,4 +1,4 @@
-"""A store behind a bad network: the real `machine.decide` on a dict, a clock that steps, requests that stray."""
+"""A store behind a bad network: the real `machine.decide` on a dict, a clock that steps, lost and late requests."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -32,7 +32,7 @@ NO_ANSWER = Unavailable(StoreUnavailable("no answer"))
 
 
 class SimSeen(Command[bool | Unavailable], frozen=True):
-    """Whether a key is marked, as a transaction sees it that has just begun."""
+    """Ask whether a key is marked, at the start of a transaction."""
 
     id: Id
 
@@ -45,7 +45,7 @@ class Commit(Command[bool | Unavailable], frozen=True):
 
 
 class Flaws(Struct, frozen=True, kw_only=True):
-    """Where a store, runner or sink departs from the rules; the defaults are sound."""
+    """Deliberate faults of a store, runner or sink; the defaults are correct."""
 
     decide: Callable[[Record | None, Any, int], tuple[Any, Record | None]] = decide
     spared_by_purge: Callable[[Record, int], bool] = lambda record, now: standing(record, now) is not None
@@ -59,7 +59,7 @@ class Flaws(Struct, frozen=True, kw_only=True):
 
 
 class SimStore:
-    """Records, marks and a clock of its own; every answer is shown to the referee."""
+    """Records, marks and the store's own clock; the referee checks every answer."""
 
     def __init__(self, world: World, referee: Referee, flaws: Flaws) -> None:
         self.world = world
@@ -87,7 +87,7 @@ class SimStore:
         reply: Callable[..., None],
         *args: Any,
     ) -> None:
-        """Carry a request to the store and its answer back, as fate has it; `reply(*args, answer)`."""
+        """Carry a request to the store and its answer back, with the fault `fate`; calls `reply(*args, answer)`."""
         world = self.world
         there = world.between(*LATENCY_US)
         if self.down_until_us > world.now + there:
@@ -96,7 +96,7 @@ class SimStore:
             world.at(there, self._serve, process, process.life, item, attempt, skew_us, there, reply, args)
             return
         if world.trace is not None:
-            world.note(f"{attempt.name}: {type(item).__name__.lower()} strays")
+            world.note(f"{attempt.name}: {type(item).__name__.lower()} is lost or late")
         if type(item) is not Claim or fate == LATE_REPLY:
             attempt.touch()
         if fate == LATE_REPLY:
@@ -131,7 +131,7 @@ class SimStore:
     # --- the store ---
 
     def apply(self, item: Any, attempt: SimAttempt, skew_us: int = 0) -> Any:
-        """Carry out one item, at once and whole."""
+        """Carry out one item atomically."""
         true_now = now = self.world.now + self.offset_us
         if self.flaws.client_clock:
             now += skew_us
@@ -158,15 +158,15 @@ class SimStore:
                 for wake in self.watchers.pop(item.id):
                     wake()
         if kind is Claim:
-            self.referee.claimed(item, answer, attempt, true_now)
+            self.referee.on_claim(item, answer, attempt, true_now)
         elif kind is Renew:
-            self.referee.renewed(item, answer)
+            self.referee.on_renewal(item, answer)
         elif kind is Settle:
-            self.referee.settled(item, answer, true_now)
+            self.referee.on_settle(item, answer, true_now)
         elif kind is Resolve and type(answer) is Completed:
             self.referee.complete(item.id, item.value, true_now)
         elif kind is Resolve and type(answer) is Forgotten:
-            self.referee.taken(item, answer, attempt, true_now)
+            self.referee.on_take_over(item, answer, attempt, true_now)
         return answer
 
     def _mark(self, record_id: Id, window_us: int, now: int) -> bool:
@@ -177,7 +177,7 @@ class SimStore:
         return True
 
     def _commit(self, item: Commit, now: int) -> bool:
-        """The mark and the effect: both or neither."""
+        """Commit the mark and the effect: both or neither."""
         event: SimEvent = item.holder.event
         if self.flaws.mark_commits_alone:
             first = item.holder.effected = True
@@ -196,7 +196,7 @@ class SimStore:
         return Page(found[: item.limit])
 
     def purge(self) -> None:
-        """Remove what is over; no answer may change by it."""
+        """Remove expired records; this must not change any answer."""
         now = self.now()
         for record_id, record in list(self.records.items()):
             if not self.flaws.spared_by_purge(record, now):
@@ -206,15 +206,15 @@ class SimStore:
                 del self.marks[record_id]
 
     def flush(self) -> None:
-        """Lose everything: a failover to an empty node, an eviction, a hand on the wrong key."""
+        """Lose all data: a failover to an empty node, an eviction, an operator's mistake."""
         self.records.clear()
         self.marks.clear()
-        self.referee.flushed()
+        self.referee.on_flush()
         if self.world.trace is not None:
             self.world.note("the store loses everything")
 
     def resolve(self, event: SimEvent) -> bool:
-        """The operator looks into the sink and decides an unknown record; whether it shall run again."""
+        """Resolve an unknown record as an operator who looks into the sink. Returns whether it runs again."""
         record = standing(self.records.get(event.id), self.now())
         if record is None or record.state != "unknown":
             return False
@@ -225,14 +225,14 @@ class SimStore:
             raise Violation("unresolved", f"{event.payload}: {answer!r} to the operator")
         self.records[event.id] = written
         if type(answer) is Forgotten:
-            self.referee.forgotten(event.id)
+            self.referee.on_forget(event.id)
             return True
         self.referee.complete(event.id, None, self.now())
         return False
 
 
 def _describe(thing: Any) -> str:
-    """A command or answer in a few words, for the trace."""
+    """Return a short text of a command or answer, for the trace."""
     name = type(thing).__name__
     parts = [
         f"{field}={getattr(thing, field)!r}"
@@ -249,7 +249,7 @@ SinkKind: TypeAlias = Literal["plain", "keyed", "fenced"]
 
 
 class SimSink:
-    """Counts what really happened; whoever called may be dead by then."""
+    """Counts the effects that really happened; the caller may be dead by then."""
 
     def __init__(self, world: World, kind: SinkKind, flaws: Flaws) -> None:
         self.world = world
@@ -259,17 +259,17 @@ class SimSink:
         self._fences: dict[Id, int] = {}
         self._values: dict[str, str] = {}
         self._closed: dict[Id, int] = {}
-        """Of events that a probe was told have not happened: up to which fence they cannot happen any more."""
+        """By event that a probe found without effect: the highest fence whose effects are refused from then on."""
 
     def probe(self, event: SimEvent, fence: int) -> Happened[str] | DidNotHappen:
-        """Whether the effect is there. The answer is final: attempts up to this fence come too late from now on."""
+        """Return whether the effect happened. The answer is final: from now on effects up to this fence are refused."""
         if event.effects:
             return Happened(self._values[event.payload])
         self._closed[event.id] = max(fence, self._closed.get(event.id, 0))
         return DidNotHappen()
 
     def apply(self, attempt: SimAttempt) -> bool:
-        """Do the effect; `False` where the fence is too old, or a probe was told that it did not happen."""
+        """Apply the effect. Returns `False` if the fence is too old or a probe has found that it did not happen."""
         event = attempt.event
         if attempt.granted is not None and attempt.granted.fence <= self._closed.get(event.id, 0):
             return False
@@ -292,5 +292,5 @@ class SimSink:
         return True
 
     def forget(self) -> None:
-        """The sink's own window is over too."""
+        """Forget all keys: the sink's own window is over too."""
         self._keys.clear()

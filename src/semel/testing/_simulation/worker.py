@@ -26,23 +26,23 @@ from semel.testing._simulation.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FAT
 from semel.types import Lost, Record, Renewed, Unavailable
 
 MARGIN_US = LEASE_US // 10
-"""How long before its deadline a handler is told that its claim may be gone."""
+"""How long before its deadline a handler treats its claim as lost."""
 POLL_US = LEASE_US // 2
-"""How often a waiting duplicate looks for itself, should no notification come."""
+"""How often a waiting duplicate polls if no notification comes."""
 BACKOFF_US = LEASE_US // 50
 COIN = 0.5
 
 
 class Declined(Exception):
-    """An error that no repetition cures."""
+    """A permanent error."""
 
 
 class Hiccup(Exception):
-    """An error that may be gone the next time."""
+    """A transient error."""
 
 
 class SimRun:
-    """One flow in one process, and the attempt it is at."""
+    """One flow in one process, and its current attempt."""
 
     __slots__ = ("attempt", "finished", "flow", "handling", "seen_fence", "slept", "stage", "worker")
 
@@ -59,10 +59,10 @@ class SimRun:
         self.finished = finished
         self.handling = False
         self.stage = 0
-        """Grows with each step of the handler: a step of a cancelled one is dropped."""
+        """Grows with each step of the handler; steps of a cancelled handler are dropped."""
         self.slept = 0
         self.seen_fence = 0
-        """Of the record that was looked up: what a probe in quarantine is asked about."""
+        """Fence of the record that was looked up; a probe in quarantine is called for it."""
 
 
 class Worker:
@@ -78,7 +78,7 @@ class Worker:
         self.paused_until_us = 0
         self.skew_us = world.between(-3 * LEASE_US, 3 * LEASE_US)
         self.stops_at_once = world.random() < COIN
-        """Asynchronous handlers are cancelled when their claim is lost, the others look before they act."""
+        """Async handlers are cancelled when their claim is lost; sync handlers check before the effect."""
         self.in_transaction = False
         self.runs: list[SimRun] = []
         self.restarted: Callable[[Worker], None] = lambda _worker: None
@@ -86,7 +86,7 @@ class Worker:
     # --- life and death ---
 
     def crash(self) -> None:
-        """Die here: nothing that was under way in this process goes on, what was sent is sent."""
+        """Crash: all work of this process stops; requests already sent still arrive."""
         for run in self.runs:
             run.attempt.touch()
         self.runs = []
@@ -113,12 +113,12 @@ class Worker:
     # --- the driver ---
 
     def start(self, run: SimRun) -> None:
-        """Begin a flow."""
+        """Start a flow."""
         self.runs.append(run)
         self._resume(run, None)
 
     def _resume(self, run: SimRun, answer: Any) -> None:
-        """Send the flow its answer, and do what it asks for next."""
+        """Send the flow its answer, and carry out its next command."""
         world = self.world
         while True:
             try:
@@ -228,7 +228,7 @@ class Worker:
         item = Renew(claim.id, claim.owner, granted.fence, claim.lease_us)
         fate = self.world.fate()
         if fate in (CRASH_BEFORE, PAUSE):
-            fate = FAIR  # the flows and handlers have their own; here it would strike twice as often
+            fate = FAIR  # flows and handlers draw these themselves; here they would strike twice as often
         self.store.send(
             self, item, attempt, fate, self.skew_us, self._on_renewed, run, attempt, self.world.now
         )
@@ -242,20 +242,20 @@ class Worker:
             attempt.deadline_us = max(attempt.deadline_us, sent_us + LEASE_US)
             self.world.after(self, LEASE_US // 3, self._keep, run, attempt)
         elif type(answer) is Lost or self.world.now >= attempt.deadline_us - MARGIN_US:
-            self._tell(run, attempt)
+            self._on_lost(run, attempt)
         else:
             self.world.after(self, BACKOFF_US, self._keep, run, attempt)
 
-    def _tell(self, run: SimRun, attempt: SimAttempt) -> None:
-        """The claim is lost: the handler must not touch the world any more."""
+    def _on_lost(self, run: SimRun, attempt: SimAttempt) -> None:
+        """Mark the claim as lost: the handler must not have an effect any more."""
         attempt.lost = True
         if run.handling and self.stops_at_once and run.attempt is attempt:
-            self._on_end(run, Raised(ClaimLost("told by the keeper"), lost=True))
+            self._on_end(run, Raised(ClaimLost("reported by the keeper"), lost=True))
 
     # --- the probe ---
 
     def _probe(self, run: SimRun) -> None:
-        """Ask the sink. Any fault may strike; only in quarantine may the answer stay out."""
+        """Call the probe of the sink. Any fault may strike; only in quarantine may the answer be lost."""
         world, claim = self.world, run.attempt.claim
         assert claim is not None
         if world.chance(world.weather.handler_crash):
@@ -275,13 +275,13 @@ class Worker:
         else:
             assert mine is not None
             last = mine - 1
-        told = self.sink.probe(attempt.event, last)
+        answer = self.sink.probe(attempt.event, last)
         if world.trace is not None:
-            world.note(f"{attempt.name}: the probe says {told}{', unheard' if silent else ''}")
+            world.note(f"{attempt.name}: the probe answers {answer}{', answer lost' if silent else ''}")
         if world.chance(world.weather.handler_crash):
             self.crash()
             return
-        ran: Ran = Raised(Hiccup("no answer")) if silent else Returned(told)
+        ran: Ran = Raised(Hiccup("no answer")) if silent else Returned(answer)
         world.after(self, world.between(*LATENCY_US), self._resume, run, ran)
 
     # --- the handler ---
@@ -298,14 +298,14 @@ class Worker:
         world.after(self, delay, self._look, run, stage)
 
     def _look(self, run: SimRun, stage: int) -> None:
-        """The last look before the effect; what comes between it and the effect nobody can exclude."""
+        """Check the claim a last time before the effect; faults between this check and the effect remain possible."""
         if run.stage != stage:
             return
         world, attempt = self.world, run.attempt
         weather = world.weather
         if attempt.granted is not None and (attempt.lost or world.now >= attempt.deadline_us - MARGIN_US):
             attempt.touch()
-            self._on_end(run, Raised(ClaimLost("seen by the handler"), lost=True))
+            self._on_end(run, Raised(ClaimLost("noticed by the handler"), lost=True))
         elif attempt.event.kind == "permanent":
             self._on_end(run, Raised(Declined("never")))
         elif attempt.event.kind == "poison":

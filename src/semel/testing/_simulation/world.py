@@ -1,4 +1,4 @@
-"""Virtual time, one queue of what happens next, and all chance from one seed."""
+"""Virtual time, one queue of future events, and one seeded random generator."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -11,11 +11,11 @@ LEASE_US = 1_000_000
 WINDOW_US = 150 * LEASE_US
 """Longer than one whole phase, so that within a phase no record expires."""
 FAULTS_US = 8 * LEASE_US
-"""How long the weather of a phase lasts; after that everything has to finish."""
+"""How long faults occur in a phase; after that everything must finish."""
 FINISH_US = 110 * LEASE_US
 """Long enough for a message that kills its worker at every attempt until it is given up."""
 STEPS_MAX = 8_000
-"""Five times what a sound run takes at most: who needs more goes in circles."""
+"""Five times the maximum of a correct run: a run that needs more loops for ever."""
 
 CRASH_BEFORE, CRASH_AFTER, PAUSE, LOST_REQUEST, LOST_REPLY, LATE_REQUEST, LATE_REPLY, FAIR = range(8)
 FATES = (
@@ -39,14 +39,14 @@ class Violation(AssertionError):
 
 
 class Process(Protocol):
-    """What dies and stalls: an event meant for it is dropped after its death and waits while it is stopped."""
+    """A process that may die or stall. Its events are dropped after its death and delayed while it stalls."""
 
     life: int
     paused_until_us: int
 
 
 class Weather:
-    """Which faults a seed brings, and how often. Each seed draws its own, so that each fault has its day."""
+    """The odds of each fault in one seed. Each seed draws its own, so that each fault is frequent in some seed."""
 
     __slots__ = (
         "error_after",
@@ -87,12 +87,12 @@ class Weather:
         self.notifies = random() < 0.5  # noqa: PLR2004  # a fair coin
         self.outages = int(random() * 3)
         self.flushes = 1 if may_flush and random() < 0.25 else 0  # noqa: PLR2004  # every fourth seed
-        # A store that lost everything AND whose clock stepped back may repeat a fence: no promise is made.
+        # A store that lost its data AND whose clock stepped back may repeat a fence: no promise is made.
         self.steps_back = 0 if self.flushes else int(random() * 3)
 
 
 class World:
-    """The clock, the queue and the dice."""
+    """The clock, the event queue and the random generator."""
 
     def __init__(self, seed: int, *, may_flush: bool = False, trace: list[str] | None = None) -> None:
         self.rng = Random(seed)
@@ -106,17 +106,17 @@ class World:
         self._count = 0
 
     def at(self, delay_us: int, call: Callable[..., object], *args: Any) -> None:
-        """Let this happen later, whoever dies meanwhile."""
+        """Call this later, even if processes die meanwhile."""
         self._count = count = self._count + 1
         heappush(self._queue, (self.now + delay_us, count, None, 0, call, args))
 
     def after(self, process: Process, delay_us: int, call: Callable[..., object], *args: Any) -> None:
-        """Let this happen later in a process; not if it dies before, and only once it runs."""
+        """Call this later in a process. Dropped if the process dies before; delayed while it is paused."""
         self._count = count = self._count + 1
         heappush(self._queue, (self.now + delay_us, count, process, process.life, call, args))
 
     def run(self, until_us: int) -> None:
-        """Let everything happen that is due, in order, until the queue is empty or time is up."""
+        """Run the due events in order until the queue is empty or `until_us` is reached."""
         queue = self._queue
         while queue and queue[0][0] <= until_us:
             time, _, process, life, call, args = heappop(queue)
@@ -130,22 +130,22 @@ class World:
             self.now = time
             self.steps += 1
             if self.steps > STEPS_MAX:
-                raise Violation("endless", f"{STEPS_MAX} steps, and something still goes in circles")
+                raise Violation("endless", f"{STEPS_MAX} steps, and the run has not ended")
             call(*args)
         if not queue:
             return
         self.now = until_us
 
     def between(self, low_us: int, high_us: int) -> int:
-        """A time between the two."""
+        """Return a random time between the two."""
         return low_us + int(self.random() * (high_us - low_us))
 
     def chance(self, odds: float) -> bool:
-        """Whether a fault strikes; never after the weather has cleared."""
+        """Return whether a fault strikes; never after the fault time of the phase."""
         return odds > 0 and self.now < self.faults_until and self.random() < odds
 
     def fate(self) -> int:
-        """What becomes of one request."""
+        """Draw the fault of one request; `FAIR` if none."""
         if self.now >= self.faults_until:
             return FAIR
         roll = self.random()
@@ -158,6 +158,6 @@ class World:
         return FAIR
 
     def note(self, text: str) -> None:
-        """Write a line into the trace; call it only where there is one."""
+        """Write a line into the trace, if there is one."""
         if self.trace is not None:
             self.trace.append(f"{(self.now - START_US) / LEASE_US:9.4f}  {text}")

@@ -1,4 +1,4 @@
-"""Many items in one call: each its own, answers by position."""
+"""Many items in one call: each is independent, answers come by position."""
 
 from semel.core.commands import (
     Admit,
@@ -44,14 +44,14 @@ MANY = 1000
 
 @scenario()
 def an_empty_batch_has_no_answers(b: ScenarioContext) -> Flow[None]:
-    """Nothing is asked, nothing is answered, and the next call is."""
+    """An empty batch returns no answers, and the next call works."""
     equal((yield from Send([])), [], "answers")
     yield from b.hold()
 
 
 @scenario()
 def answers_come_by_position(b: ScenarioContext) -> Flow[None]:
-    """Items of every kind in one call: each answer stands where its item stood."""
+    """Items of every kind in one call: each answer has the position of its item."""
     yield from b.finish("done")
     running = yield from b.hold("running", fingerprint=b"\1one")
     ends = yield from b.hold("ends")
@@ -87,7 +87,7 @@ def answers_come_by_position(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_batch_of_a_thousand_is_carried_out(b: ScenarioContext) -> Flow[None]:
-    """As many items as the wire takes, claimed and settled in one call each."""
+    """As many items as one request may hold, claimed in one call and settled in one call."""
     claims = [b.claim(f"key {number}") for number in range(MANY)]
     answers = yield from Send(claims)
     held = [
@@ -104,7 +104,7 @@ def a_batch_of_a_thousand_is_carried_out(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def every_item_has_its_own_owner_and_times(b: ScenarioContext) -> Flow[None]:
-    """Nothing is per batch: owners, leases, windows and fingerprints are each item's own."""
+    """Owners, leases, windows and fingerprints belong to each item, not to the batch."""
     claims = [
         b.claim("short lease", lease=SHORT, window=LONG),
         b.claim("long lease", lease=LONG, window=SHORT, fingerprint=b"\1one"),
@@ -128,7 +128,7 @@ def every_item_has_its_own_owner_and_times(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def one_items_fate_is_not_anothers(b: ScenarioContext) -> Flow[None]:
-    """A lost, mismatching or busy item between two good ones touches neither."""
+    """A lost, mismatching or busy item between two good ones does not affect them."""
     first = yield from b.hold("first")
     second = yield from b.hold("second")
     third = yield from b.hold("third")
@@ -143,13 +143,13 @@ def one_items_fate_is_not_anothers(b: ScenarioContext) -> Flow[None]:
     expect(answers[1], Lost)
     expect(answers[2], Completed)
     equal((yield from b.record("second")).state, "claimed", "state of the lost item")
-    check((yield from b.record("first")).value == b"r1", "the first item's value is not its own")
-    check((yield from b.record("third")).value == b"r3", "the third item's value is not its own")
+    check((yield from b.record("first")).value == b"r1", "the first item has another item's value")
+    check((yield from b.record("third")).value == b"r3", "the third item has another item's value")
 
 
 @scenario("durable")
 def answers_survive_reopening(b: ScenarioContext) -> Flow[None]:
-    """A store closed and opened again answers every kind of record as before."""
+    """After it was closed and opened again, a store answers for every kind of record as before."""
     done = yield from b.finish("done", b"\x00value", fingerprint=b"\1one")
     failed = yield from b.hold("failed")
     yield from failed.settle("failed", b"error")
@@ -179,7 +179,7 @@ def answers_survive_reopening(b: ScenarioContext) -> Flow[None]:
 
 @scenario("durable")
 def marks_and_settings_survive_reopening(b: ScenarioContext) -> Flow[None]:
-    """Marks, modes and windows too."""
+    """Marks, modes and windows are kept, too."""
     mark = Mark(b.tenant, "marks", ["a", "b"], b.us(LONG))
     equal(expect((yield from mark), Marked).firsts, [True, True], "firsts")
     yield from Admit(b.tenant, "consumer", "quarantine")
@@ -193,7 +193,7 @@ def marks_and_settings_survive_reopening(b: ScenarioContext) -> Flow[None]:
 
 @scenario("durable")
 def time_and_fences_go_on_after_reopening(b: ScenarioContext) -> Flow[None]:
-    """Neither the clock nor a lease nor an attempt starts anew with the process."""
+    """The clock, leases and attempts continue after a restart of the process."""
     held = yield from b.hold("orphan", lease=SHORT)
     before = yield from b.now()
     yield from Reopen()
@@ -207,42 +207,42 @@ def time_and_fences_go_on_after_reopening(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario("notifies")
-def watchers_are_told_what_ends_a_wait(b: ScenarioContext) -> Flow[None]:
-    """Done, failed, released, quarantined and forgotten: whoever waits for the key hears of it."""
+def watchers_are_notified_of_changes_that_end_a_wait(b: ScenarioContext) -> Flow[None]:
+    """Watchers are notified when a record becomes done, failed, released, quarantined or forgotten."""
     yield from Listen()
     for to in ENDS:
         held = yield from b.hold(to)
         expect((yield from held.settle(to, b"r")), Completed)
-        check((yield from Hear(b.id(to))), f"nothing was heard of a record that became {to}")
+        check((yield from Hear(b.id(to))), f"no notification of a record that became {to}")
     yield from b.hold("forgotten")
     expect((yield from Forget(b.id("forgotten"), force=True)), Forgotten)
-    check((yield from Hear(b.id("forgotten"))), "nothing was heard of a forgotten record")
+    check((yield from Hear(b.id("forgotten"))), "no notification of a forgotten record")
     yield from Unlisten()
 
 
 @scenario("notifies")
-def watchers_hear_no_more_after_they_leave(b: ScenarioContext) -> Flow[None]:
-    """The function that `watch` returns ends it, and others go on listening."""
+def a_watch_that_ended_gets_no_notification(b: ScenarioContext) -> Flow[None]:
+    """The function that `watch` returns ends that watch; other watches continue."""
     yield from Listen()
     yield from b.finish("one")
-    check((yield from Hear(b.id("one"))), "nothing was heard of a finished record")
+    check((yield from Hear(b.id("one"))), "no notification of a finished record")
     yield from Unlisten()
     yield from b.finish("two")
-    check(b.id("two") not in (yield from Heard()), "something was heard after the watch had ended")
+    check(b.id("two") not in (yield from Heard()), "a notification came after the watch had ended")
     yield from Listen()
     yield from b.finish("three")
-    check((yield from Hear(b.id("three"))), "nothing was heard by a second watch")
+    check((yield from Hear(b.id("three"))), "no notification to a second watch")
     yield from Unlisten()
 
 
 @scenario("notifies")
-def watchers_are_not_told_of_lost_writes(b: ScenarioContext) -> Flow[None]:
-    """Nothing changed, so nobody is woken."""
+def watchers_are_not_notified_of_lost_writes(b: ScenarioContext) -> Flow[None]:
+    """A lost write changes nothing, so it causes no notification."""
     held = yield from b.hold()
     yield from Listen()
     expect((yield from held.settle("done", fence=held.fence + 1)), Lost)
     expect((yield from b.claim()), Busy)
     yield from b.finish("other")
-    check((yield from Hear(b.id("other"))), "nothing was heard of a finished record")
-    check(b.id() not in (yield from Heard()), "a write that was lost was told")
+    check((yield from Hear(b.id("other"))), "no notification of a finished record")
+    check(b.id() not in (yield from Heard()), "a lost write caused a notification")
     yield from Unlisten()

@@ -1,4 +1,4 @@
-"""Who may run: claims, take-overs, attempts and fences."""
+"""Claims, take-overs, attempts and fences."""
 
 from msgspec.structs import replace
 
@@ -42,7 +42,7 @@ def a_new_key_is_granted(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_lookup_claims_nothing(b: ScenarioContext) -> Flow[None]:
-    """Looking at a key leaves it as it is: absent before, and new to the next claim."""
+    """A lookup of an absent key creates no record: the key stays absent and is new to the next claim."""
     expect((yield from Lookup(b.id())), Absent)
     held = yield from b.hold()
     first = yield from b.record()
@@ -52,7 +52,7 @@ def a_lookup_claims_nothing(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeated_claim_gets_its_own_back(b: ScenarioContext) -> Flow[None]:
-    """A claim sent again after a lost reply is answered with the same claim; otherwise the event is lost."""
+    """A claim sent again after a lost reply gets the same claim; otherwise the event is lost."""
     held = yield from b.hold()
     again = expect((yield from held.claim), Granted, fence=held.granted.fence, attempt=1)
     equal(again.first_seen_us, held.granted.first_seen_us, "first_seen")
@@ -61,14 +61,15 @@ def a_repeated_claim_gets_its_own_back(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeated_claim_has_its_whole_lease(b: ScenarioContext) -> Flow[None]:
-    """The caller counts its time from the try that was answered, so the lease must not have begun before it."""
+    """The caller counts the lease from the try that was answered, so the lease must not begin before it."""
     held = yield from b.hold(lease=LONG)
     before = yield from b.record()
     yield from Advance(b.us(1))
     again = expect((yield from held.claim), Granted, fence=held.granted.fence)
     after = yield from b.record()
     check(
-        again.lease_until_us >= held.granted.lease_until_us + b.us(1), f"{again} does not begin with this try"
+        again.lease_until_us >= held.granted.lease_until_us + b.us(1),
+        f"the lease of {again} does not begin with this try",
     )
     equal(after.lease_until_us, again.lease_until_us, "the stored lease")
     moved = after.expires_at_us - before.expires_at_us
@@ -77,7 +78,7 @@ def a_repeated_claim_has_its_whole_lease(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def another_owner_is_busy(b: ScenarioContext) -> Flow[None]:
-    """While a lease runs every other owner is told how long it still does."""
+    """While a lease runs every other owner gets `Busy` with the rest of the lease."""
     yield from b.hold(lease=LONG)
     first = expect((yield from b.claim()), Busy, recoverable=False)
     check(0 < first.retry_after_s <= b.us(LONG) / 1e6, f"{first} is not the rest of the lease")
@@ -90,7 +91,7 @@ def another_owner_is_busy(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_busy_answer_prolongs_nothing(b: ScenarioContext) -> Flow[None]:
-    """Being asked leaves a running claim as it is: lease, attempt and owner."""
+    """A busy answer does not change the running claim's lease, attempt or owner."""
     yield from b.hold(lease=LONG)
     before = yield from b.record()
     expect((yield from b.claim(lease=2 * LONG)), Busy)
@@ -110,7 +111,7 @@ def a_lease_that_is_over_is_taken_over(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def every_attempt_is_counted(b: ScenarioContext) -> Flow[None]:
-    """A message that kills its workers is found out: attempts and fences grow with every take-over."""
+    """Attempts and fences grow with every take-over, so that a message that kills its workers is detected."""
     fences = []
     for attempt in (1, 2, 3, 4):
         held = yield from b.hold(lease=SHORT)
@@ -122,7 +123,7 @@ def every_attempt_is_counted(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def its_own_lease_over_is_a_new_attempt(b: ScenarioContext) -> Flow[None]:
-    """A claim repeated after its own lease is a take-over from itself: next attempt, new fence."""
+    """A claim repeated after its own lease ended is a take-over: next attempt, new fence."""
     old = yield from b.hold(lease=SHORT)
     yield from b.later()
     new = yield from b.hold(owner=old.claim.owner)
@@ -132,7 +133,7 @@ def its_own_lease_over_is_a_new_attempt(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_replaced_owner_does_not_get_back_in(b: ScenarioContext) -> Flow[None]:
-    """The old owner that repeats its claim after a take-over is busy like anybody else."""
+    """The old owner that repeats its claim after a take-over gets `Busy`."""
     old = yield from b.hold(lease=SHORT)
     yield from b.later()
     yield from b.hold()
@@ -141,7 +142,7 @@ def a_replaced_owner_does_not_get_back_in(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def two_tasks_of_a_process_do_not_both_win(b: ScenarioContext) -> Flow[None]:
-    """An owner is one claim call, not a process: of many callers here only the first is granted."""
+    """An owner is one claim call, not a process: of several calls in one process only the first is granted."""
     yield from b.hold()
     for _ in range(OWNERS):
         expect((yield from b.claim()), Busy)
@@ -161,7 +162,7 @@ def claims_at_once_have_one_winner(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def take_overs_at_once_have_one_winner(b: ScenarioContext) -> Flow[None]:
-    """The same where a lease has just ended: one new owner, with one new attempt."""
+    """Claims that start together after a lease has ended: one new owner, with one new attempt."""
     yield from b.hold(lease=SHORT)
     yield from b.later()
     answers = yield from AtOnce([[b.claim()] for _ in range(CALLERS)])
@@ -171,7 +172,7 @@ def take_overs_at_once_have_one_winner(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def completions_at_once_have_one_effect(b: ScenarioContext) -> Flow[None]:
-    """Of completions that race, one is stored and answers from then on; its rivals change nothing."""
+    """Of concurrent completions one is stored and replayed from then on; the others change nothing."""
     held = yield from b.hold()
     values = [b"%d" % number for number in range(CALLERS)]
     answers = yield from AtOnce([[held.settle("done", value)] for value in values])
@@ -200,7 +201,7 @@ def fences_grow_across_expiry_and_purge(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def fences_grow_across_forget(b: ScenarioContext) -> Flow[None]:
-    """Forgetting a key never lets a fence come twice, so that its old run stays recognisable."""
+    """A fence never repeats after a forget, so that writes of the old run are still refused."""
     fences = []
     for _ in range(3):
         held = yield from b.finish()
@@ -211,7 +212,7 @@ def fences_grow_across_forget(b: ScenarioContext) -> Flow[None]:
 
 @scenario("manual")
 def the_stores_time_never_goes_back(b: ScenarioContext) -> Flow[None]:
-    """A clock that is set back neither turns the store's time back nor lets it stand still."""
+    """The store's time still grows when the clock is set back."""
     times = [(yield from b.now())]
     held = yield from b.hold(lease=SHORT)
     fences = [held.fence]
@@ -240,7 +241,7 @@ def a_clock_set_back_does_not_hold_a_lease(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def the_time_of_an_event_decides_no_lease(b: ScenarioContext) -> Flow[None]:
-    """A producer's clock, however wrong, neither ends a lease nor prolongs one."""
+    """A producer's clock, however wrong, neither ends nor prolongs a lease."""
     now = yield from b.now()
     future, past = now + b.us(100 * LONG), now - b.us(100 * LONG)
     yield from b.hold("old", lease=LONG, event_time_us=past)
@@ -254,7 +255,7 @@ def the_time_of_an_event_decides_no_lease(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def one_clock_serves_every_caller(b: ScenarioContext) -> Flow[None]:
-    """Whoever asks, the rest of a lease only shrinks: no caller's own clock has a say."""
+    """The rest of a lease only shrinks, for every caller: no caller's own clock is used."""
     yield from b.hold(lease=LONG)
     rests = []
     for _ in range(OWNERS):

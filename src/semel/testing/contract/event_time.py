@@ -1,4 +1,4 @@
-"""Equal keys told apart by the events' own times: near is one event, apart is two, old is late."""
+"""Events with equal keys and their own times: near is one event, apart is two, old is late."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ from semel.types import (
 )
 
 APART = 60
-"""Units from which on two equal events are two."""
+"""Units of distance from which two events with equal keys are two events."""
 OLD_PRINT, NEW_PRINT = b"\1old", b"\1new"
 
 
@@ -44,7 +44,7 @@ def at(
     lateness: float = LONG,
     **more: Any,
 ) -> Claim:
-    """A claim of an event that happened at `time_us`."""
+    """Return a claim of an event that happened at `time_us`."""
     more = {"event_time_us": time_us, "apart_us": b.us(apart), "sliding": True} | more
     return b.claim(key, window=apart + lateness, **more)
 
@@ -73,7 +73,7 @@ def equal_events_near_in_time_are_one(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def equal_events_apart_in_time_are_two(b: ScenarioContext) -> Flow[None]:
-    """A genuine repeat after the window is new in every respect, except for its fence; then its copies are known."""
+    """A genuine repeat after the window is new in every respect, except for its fence. Then its copies are known."""
     now = yield from b.now()
     for to in SETTLED:
         former = yield from hold(b, now, to, fingerprint=OLD_PRINT, event_type="old")
@@ -83,7 +83,10 @@ def equal_events_apart_in_time_are_two(b: ScenarioContext) -> Flow[None]:
         again = yield from hold(b, now + b.us(APART), to, fingerprint=NEW_PRINT)
         expect(again.granted, Granted, attempt=1, steps=(), journal=None)
         check(again.fence > former.fence, "the fence did not grow")
-        check(again.granted.first_seen_us > former.granted.first_seen_us, "first_seen is the former's")
+        check(
+            again.granted.first_seen_us > former.granted.first_seen_us,
+            "first_seen is that of the earlier event",
+        )
         expect(
             (yield from b.record(to)), Record, anchor_us=now + b.us(APART), fingerprint=NEW_PRINT, value=None,
             event_type="", steps=(),
@@ -95,7 +98,7 @@ def equal_events_apart_in_time_are_two(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_event_before_the_accepted_one_is_late(b: ScenarioContext) -> Flow[None]:
-    """What was accepted so long before is not known any more: late, never new, however the later one stands."""
+    """An event so far before the accepted one is late, never new, whatever the state of the accepted one."""
     now = yield from b.now()
     before = now - b.us(APART)
     held = yield from hold(b, now)
@@ -111,7 +114,7 @@ def an_event_before_the_accepted_one_is_late(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_event_behind_or_ahead_of_the_clock_is_late(b: ScenarioContext) -> Flow[None]:
-    """Older than what is remembered, or so new that it would make the present old: late, asked to run or not."""
+    """An event older than the memory, or too far in the future, is late, with or without `refuse_late`."""
     now = yield from b.now()
     old = now - b.us(LONG) - b.us(10)
     for refuse_late in (False, True):
@@ -131,7 +134,7 @@ def an_event_behind_or_ahead_of_the_clock_is_late(b: ScenarioContext) -> Flow[No
 
 @scenario()
 def an_event_is_late_from_the_microsecond_on(b: ScenarioContext) -> Flow[None]:
-    """Its age is compared with the lateness alone, not with how long the record is kept."""
+    """The age of the event is compared with the lateness alone, not with how long the record is kept."""
     if not b.manual:
         return
     now = yield from b.now()
@@ -141,7 +144,7 @@ def an_event_is_late_from_the_microsecond_on(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeat_waits_for_the_former(b: ScenarioContext) -> Flow[None]:
-    """One record holds one event: while the former is not settled the next is busy, and no copy of it."""
+    """One record holds one event: until it is settled, the next event with the key is busy and not a copy."""
     now = yield from b.now()
     later = now + b.us(APART)
     former = yield from hold(b, now)
@@ -157,7 +160,7 @@ def a_repeat_waits_for_the_former(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_former_that_nobody_takes_up_gives_way(b: ScenarioContext) -> Flow[None]:
-    """An attempt that died or was released holds up the next event for a window, and not for ever."""
+    """An attempt that died or was released delays the next event for a window, not for ever."""
     now = yield from b.now()
     died = yield from hold(b, now, "died", apart=SHORT, lease=SHORT)
     released = yield from hold(b, now, "released", apart=SHORT)
@@ -175,7 +178,7 @@ def a_former_that_nobody_takes_up_gives_way(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_reclaim_keeps_the_anchor(b: ScenarioContext) -> Flow[None]:
-    """Who takes over runs the event that was accepted, whatever its own copy's time; the anchor does not slide."""
+    """A take-over runs the accepted event, whatever the time of its own copy; the anchor does not move."""
     now = yield from b.now()
     later = now + b.us(APART / 2)
     yield from hold(b, now, "by time", lease=SHORT)
@@ -203,7 +206,7 @@ def a_reclaim_keeps_the_anchor(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_event_time_window_counts_from_the_event(b: ScenarioContext) -> Flow[None]:
-    """It ends when every copy would be late; neither renewal, release, completion nor a new window moves it."""
+    """The window ends when every copy would be late. No renewal, release, completion or new window moves its end."""
     now = yield from b.now()
     happened = now - b.us(LONG / 2)
     horizon = happened + b.us(APART + LONG)
@@ -229,7 +232,7 @@ def an_event_time_window_counts_from_the_event(b: ScenarioContext) -> Flow[None]
 
 @scenario()
 def what_is_forgotten_makes_its_copies_late(b: ScenarioContext) -> Flow[None]:
-    """When the record is over, purged or not, whatever could be a copy of its event is late and nothing else is."""
+    """After the record expired, purged or not, exactly the possible copies of its event are late."""
     for purged in (False, True):
         key = f"purged {purged}"
         now = yield from b.now()
@@ -250,7 +253,7 @@ def what_is_forgotten_makes_its_copies_late(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]:
-    """Quarantined, unknown and journaled ones wait for their decision, and keep their place until then."""
+    """Quarantined, unknown and journaled records wait for a decision and keep their key until then."""
     now = yield from b.now()
     later, horizon = now + b.us(APART), now + b.us(APART + LONG)
     yield from hold(b, now, "quarantine", lease=SHORT, quarantine=True)
@@ -268,7 +271,7 @@ def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]
         expect((yield from b.record(key)), Record, state="unknown", anchor_us=now, expires_at_us=FOREVER)
     for key in ("let go", "journal"):
         busy = expect((yield from at(b, later, key)), Busy, recoverable=False)
-        check(busy.retry_after_s > 0, f"{busy} asks for a busy loop")
+        check(busy.retry_after_s > 0, f"{busy} has no delay: the caller would loop")
     heir = yield from hold(b, now, "journal")
     expect(heir.granted, Granted, attempt=2, journal=b"payload")
     check(heir.fence > journaled.fence, "the fence did not grow")
@@ -283,7 +286,7 @@ def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]
 
 @scenario()
 def a_quarantined_event_is_completed_to_its_horizon(b: ScenarioContext) -> Flow[None]:
-    """What had no expiry gets the one of its event, on time or by the late owner."""
+    """A record without expiry gets that of its event when completed, in time or by the late owner."""
     now = yield from b.now()
     horizon = now + b.us(APART + LONG)
     for key, lease in (("in time", LONG), ("late", SHORT)):
@@ -296,7 +299,7 @@ def a_quarantined_event_is_completed_to_its_horizon(b: ScenarioContext) -> Flow[
 
 @scenario()
 def a_lost_record_comes_back_with_its_anchor(b: ScenarioContext) -> Flow[None]:
-    """The store lost it, the effect exists: its copies are known, and its repeat is new."""
+    """The store lost the record but the effect exists: copies are known after the completion, a repeat is new."""
     now = yield from b.now()
     for to in SETTLED:
         claim = at(b, now, to)
@@ -321,7 +324,7 @@ def a_lost_record_comes_back_with_its_anchor(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_forgotten_event_is_new_again(b: ScenarioContext) -> Flow[None]:
-    """Its tombstone has no time: the same event runs again, and an earlier one too; a late one stays late."""
+    """The tombstone has no event time: the same event and an earlier one run again; a late one stays late."""
     now = yield from b.now()
     for key, happened in (("same", now), ("earlier", now - b.us(2 * APART))):
         done = yield from hold(b, now, key)
@@ -335,7 +338,7 @@ def a_forgotten_event_is_new_again(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def payloads_are_compared_within_an_event(b: ScenarioContext) -> Flow[None]:
-    """Another payload near in time is a mismatch; of a repeat it is its own."""
+    """Another payload near in time is a mismatch; a repeat may have a payload of its own."""
     now = yield from b.now()
     held = yield from hold(b, now, fingerprint=OLD_PRINT)
     yield from held.settle("done", b"r")
@@ -345,7 +348,7 @@ def payloads_are_compared_within_an_event(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def events_with_and_without_a_time_meet(b: ScenarioContext) -> Flow[None]:
-    """Where one of the two has no time there is nothing to tell them apart by: they are one while it is remembered."""
+    """If one of the two has no time they cannot be distinguished: they are one event while it is remembered."""
     now = yield from b.now()
     held = yield from hold(b, now, "timed")
     yield from held.settle("done", b"r")
@@ -368,18 +371,18 @@ def events_with_and_without_a_time_meet(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeated_claim_of_an_event_is_granted_again(b: ScenarioContext) -> Flow[None]:
-    """The reply was lost: the same owner gets its own claim back, and nothing moves but the lease."""
+    """After a lost reply the same owner gets its claim back, and only the lease changes."""
     now = yield from b.now()
     claim = at(b, now)
     first = expect((yield from claim), Granted)
     second = expect((yield from claim), Granted, fence=first.fence, attempt=1)
-    check(second.lease_until_us >= first.lease_until_us, "the lease did not run anew")
+    check(second.lease_until_us >= first.lease_until_us, "the lease did not start again")
     expect((yield from b.record()), Record, anchor_us=now, expires_at_us=now + b.us(APART + LONG))
 
 
 @scenario()
 def events_of_one_batch_have_their_own_times(b: ScenarioContext) -> Flow[None]:
-    """Nothing of an event's time is shared between the items of a batch."""
+    """Each item of a batch has its own event time."""
     now = yield from b.now()
     done = yield from hold(b, now, "repeat")
     yield from done.settle("done", b"r")

@@ -19,7 +19,7 @@ OLD_PRINT, NEW_PRINT = b"\1old", b"\1new"
 
 @scenario()
 def a_window_counts_from_completion(b: ScenarioContext) -> Flow[None]:
-    """A finished key is remembered for its window from then on, however long it ran."""
+    """A finished key is remembered for its window from its completion, however long it ran."""
     held = yield from b.hold(lease=LONG, window=SHORT)
     yield from b.later()
     done = expect((yield from held.settle("done", b"rv")), Completed, recreated=False)
@@ -39,7 +39,7 @@ def the_window_of_the_completion_counts(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def lease_and_window_are_two_numbers(b: ScenarioContext) -> Flow[None]:
-    """A short lease does not shorten the memory of what is done; a short window does not end a lease."""
+    """A short lease does not shorten the window of a completion; a short window does not end a lease."""
     yield from b.finish("short lease", lease=SHORT, window=LONG)
     yield from b.hold("short window", lease=LONG, window=SHORT)
     orphan = yield from b.hold("orphan", lease=SHORT, window=LONG)
@@ -70,13 +70,13 @@ def a_window_that_is_over_means_absent(b: ScenarioContext) -> Flow[None]:
         equal(
             (record.fingerprint, record.value, record.event_type),
             (NEW_PRINT, None, ""),
-            "what the record knows",
+            "fields of the new record",
         )
 
 
 @scenario()
 def an_orphan_expires_like_the_rest(b: ScenarioContext) -> Flow[None]:
-    """A claim that nobody ended or took over is absent when lease and window are over: attempt 1, no steps."""
+    """A claim that was neither settled nor taken over is absent after lease and window: attempt 1, no steps."""
     held = yield from b.hold(lease=SHORT, window=SHORT, fingerprint=OLD_PRINT)
     expect((yield from held.renew(SHORT, ("mail", b"r"))), Renewed)
     released = yield from b.hold("released", lease=SHORT, window=SHORT, fingerprint=OLD_PRINT)
@@ -92,7 +92,7 @@ def an_orphan_expires_like_the_rest(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_orphan_is_remembered_for_its_window(b: ScenarioContext) -> Flow[None]:
-    """Lease over, window not: attempts, steps and fingerprint still count."""
+    """After the lease and within the window, attempts, steps and fingerprint still count."""
     held = yield from b.hold(lease=SHORT, window=LONG)
     expect((yield from held.renew(SHORT, ("mail", b"r"))), Renewed)
     yield from b.later()
@@ -102,7 +102,7 @@ def an_orphan_is_remembered_for_its_window(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_expired_claim_is_not_renewed(b: ScenarioContext) -> Flow[None]:
-    """What is absent is `Lost` to its old owner's renewal and release; a completion is `recreated`."""
+    """Renewal and release of an absent record are `Lost`; a completion is `recreated`."""
     held = yield from b.hold(lease=SHORT, window=SHORT)
     yield from b.later(2 * SHORT + 1)
     expect((yield from held.renew()), Lost)
@@ -115,7 +115,7 @@ def an_expired_claim_is_not_renewed(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_window_of_nothing_remembers_nothing(b: ScenarioContext) -> Flow[None]:
-    """With the window off a completed key is new at once, and a running one is still busy."""
+    """With a window of zero a completed key is new at once, and a running one is still busy."""
     held = yield from b.hold(window=0)
     expect((yield from b.claim(window=0)), Busy)
     expect((yield from held.settle("done", b"r")), Completed, recreated=False)
@@ -124,8 +124,8 @@ def a_window_of_nothing_remembers_nothing(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario()
-def a_duplicate_is_told_how_long_it_is_remembered(b: ScenarioContext) -> Flow[None]:
-    """What is left of the window when the answer was made, and never more; or nothing at all is said of it."""
+def a_duplicate_gets_the_rest_of_its_window(b: ScenarioContext) -> Flow[None]:
+    """The answer holds the rest of the window at that time, never more; a store may also leave it out."""
     held = yield from b.hold(window=LONG)
     expect((yield from held.settle("done", b"r")), Completed)
     yield from b.later()
@@ -140,7 +140,7 @@ def a_duplicate_is_told_how_long_it_is_remembered(b: ScenarioContext) -> Flow[No
 
 @scenario()
 def a_purge_changes_no_answer(b: ScenarioContext) -> Flow[None]:
-    """Every kind of record answers the same, whether it was purged meanwhile or not."""
+    """The answer for every kind of record is the same with and without a purge."""
     for purged in (False, True):
         name = str(purged)
         yield from b.finish(f"done {name}", window=LONG)
@@ -167,7 +167,7 @@ def a_purge_changes_no_answer(b: ScenarioContext) -> Flow[None]:
 
 @scenario("manual")
 def a_purge_removes_what_is_over(b: ScenarioContext) -> Flow[None]:
-    """Expired records really go, in batches; a dry run only counts them. A store may also clean up unasked."""
+    """A purge removes expired records in batches; a dry run only counts them. A store may also clean up by itself."""
     for number in range(EXPIRED - 1):
         yield from b.finish(f"done {number}", window=SHORT)
     yield from b.hold("gone", lease=SHORT, window=SHORT)
@@ -175,25 +175,27 @@ def a_purge_removes_what_is_over(b: ScenarioContext) -> Flow[None]:
     yield from b.much_later()
     stats = expect((yield from Count(b.tenant)), Stats, states={"done": 1})
     check(stats.expired <= EXPIRED, f"{stats.expired} of {EXPIRED} expired records are counted")
-    check(stats.purge_lag_s > 0 or not stats.expired, "the oldest waits, and purge_lag_s does not say so")
+    check(
+        stats.purge_lag_s > 0 or not stats.expired, "purge_lag_s does not show that the oldest record waits"
+    )
     dry = expect((yield from Purge(dry_run=True)), Purged)
     check(dry.count >= stats.expired, f"a dry run counts {dry.count} of {stats.expired} expired records")
     equal(expect((yield from Count(b.tenant)), Stats).expired, stats.expired, "expired, after a dry run")
     small = expect((yield from Purge(limit=FEW)), Purged)
     check(small.count <= FEW, f"a purge of at most {FEW} removed {small.count}")
-    check(small.more or stats.expired <= FEW, "a purge that left some says that nothing is left")
+    check(small.more or stats.expired <= FEW, "a purge that left records reports that none are left")
     yield from b.purge()
     stats = expect((yield from Count(b.tenant)), Stats)
     equal((stats.expired, stats.states), (0, {"done": 1}), "expired and states after the purge")
     expect((yield from b.claim("kept")), Known)
 
 
-# --- what has no expiry -------------------------------------------------------------------------
+# --- records without expiry ----------------------------------------------------------------------
 
 
 @scenario()
 def what_must_be_decided_does_not_expire(b: ScenarioContext) -> Flow[None]:
-    """Quarantined, unknown and journaled claims outlast lease and window, purged or not."""
+    """Quarantined, unknown and journaled claims stay after lease and window, with and without a purge."""
     waits = yield from b.hold("quarantine", lease=SHORT, window=SHORT, quarantine=True)
     unknown = yield from b.hold("unknown", lease=SHORT, window=SHORT)
     expect((yield from unknown.settle("unknown")), Completed)
@@ -228,7 +230,7 @@ def renewing_what_has_no_expiry_gives_it_none(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_sliding_window_counts_from_the_claim(b: ScenarioContext) -> Flow[None]:
-    """It ends one window after the claim; neither renewal, release nor completion moves it."""
+    """The window ends one length after the claim; no renewal, release or completion moves its end."""
     held = yield from b.hold(window=LONG, sliding=True)
     expires_at = held.granted.first_seen_us + b.us(LONG)
     equal((yield from b.record()).expires_at_us, expires_at, "expires_at when claimed")
@@ -249,7 +251,7 @@ def a_sliding_window_counts_from_the_claim(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_sliding_window_counts_from_the_claim_of_a_journal(b: ScenarioContext) -> Flow[None]:
-    """An unfinished journaled claim has no expiry; finished, it has the one that its claim would have given."""
+    """An unfinished journaled claim has no expiry; its completion sets the expiry that counts from its claim."""
     held = yield from b.hold(window=LONG, sliding=True, journal=b"payload")
     equal((yield from b.record()).expires_at_us, FOREVER, "expires_at when claimed")
     yield from b.later(1)
@@ -260,7 +262,7 @@ def a_sliding_window_counts_from_the_claim_of_a_journal(b: ScenarioContext) -> F
 
 @scenario()
 def a_sliding_window_ends_while_its_lease_runs(b: ScenarioContext) -> Flow[None]:
-    """A running lease is never cut by its window; completed after it, the key is new at once."""
+    """The window does not end a running lease; if the completion comes after the window, the key is new at once."""
     held = yield from b.hold(lease=LONG, window=SHORT, sliding=True)
     yield from b.later()
     expect((yield from b.claim(sliding=True)), Busy)
@@ -275,7 +277,7 @@ def a_sliding_window_ends_while_its_lease_runs(b: ScenarioContext) -> Flow[None]
 
 @scenario()
 def an_event_older_than_its_window_is_late(b: ScenarioContext) -> Flow[None]:
-    """Where nothing is known of it any more, whether it ran cannot be told; the store's clock decides."""
+    """If no record is left, the store cannot know whether the event ran; the store's clock decides."""
     now = yield from b.now()
     old = now - b.us(LONG) - b.us(10)
     late = expect((yield from b.claim(window=LONG, event_time_us=old, refuse_late=True)), Late)
@@ -286,7 +288,7 @@ def an_event_older_than_its_window_is_late(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_event_is_late_only_where_nothing_is_known(b: ScenarioContext) -> Flow[None]:
-    """A stored record answers, however old the event; without a refusal, a time or the age it runs."""
+    """A stored record answers for an event of any age. Without a refusal, a time or the age the event runs."""
     now = yield from b.now()
     old = now - b.us(10 * LONG)
     yield from b.finish("done")
@@ -305,7 +307,7 @@ def an_event_is_late_only_where_nothing_is_known(b: ScenarioContext) -> Flow[Non
 
 @scenario()
 def an_expired_record_does_not_hide_lateness(b: ScenarioContext) -> Flow[None]:
-    """An old event is late also where its expired record still lies about."""
+    """An old event is also late while its expired record is still stored."""
     now = yield from b.now()
     held = yield from b.finish(window=SHORT)
     yield from b.later()

@@ -1,4 +1,4 @@
-"""What a scenario is written with: its commands, its names and times, and what it expects."""
+"""The tools of a scenario: commands, names, times and checks."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from semel.types import Id, Record, Stats
 K = TypeVar("K")
 
 LONG = 600
-"""Units of a lease or window that must not end while the scenario looks."""
+"""Units of a lease or window that must not end during the scenario."""
 SHORT = 2
 """Units of a lease or window that the scenario lets end."""
 OVER = 3
-"""Units to advance so that what is `SHORT` is over."""
+"""Units to advance so that a `SHORT` lease or window is over."""
 FAR = 180
 """Units to advance so that a store which rounds its cleanup to a minute has something to clean."""
 PURGES_MAX = 1000
@@ -39,20 +39,20 @@ SETTLED: tuple[Settled, ...] = ("done", "failed")
 ENDS: tuple[End, ...] = ("done", "failed", "released", "unknown")
 
 Need: TypeAlias = Literal["durable", "notifies", "manual"]
-"""What a scenario asks of a store or its harness; `manual`: a clock that the test moves."""
+"""A requirement of a scenario on its store or harness; `manual`: a clock that the test moves."""
 
 
 # --- commands -----------------------------------------------------------------------------------
 
 
 class Send(Command[list[Answer]], frozen=True):
-    """Send these items in one call. A single item may also be yielded by itself."""
+    """Send these items in one call. A scenario may also yield a single item itself."""
 
     items: Sequence[Item]
 
 
 class AtOnce(Command[list[list[Answer]]], frozen=True):
-    """Send each batch from a caller of its own, all starting at a barrier."""
+    """Send each batch from its own thread or task, all starting together."""
 
     batches: Sequence[Sequence[Item]]
 
@@ -70,7 +70,7 @@ class StepBack(Command[None], frozen=True):
 
 
 class Reopen(Command[None], frozen=True):
-    """Close the store and go on with another object on the same records."""
+    """Close the store and continue with another store object on the same records."""
 
 
 class Listen(Command[None], frozen=True):
@@ -82,20 +82,20 @@ class Unlisten(Command[None], frozen=True):
 
 
 class Hear(Command[bool], frozen=True):
-    """Whether a change of this record is heard of, within a few seconds; what was heard before is dropped."""
+    """Return whether a notification of this record comes within a few seconds; then drop all notifications."""
 
     id: Id
 
 
 class Heard(Command[list[Id]], frozen=True):
-    """What was heard up to now, without waiting."""
+    """Return the notifications so far, without waiting."""
 
 
-# --- what is expected ---------------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------------
 
 
 def brief(thing: object, chars_max: int = 300) -> str:
-    """Its `repr`, cut where it gets long."""
+    """Return the `repr`, cut to a length."""
     text = repr(thing)
     return text if len(text) <= chars_max else f"{text[:chars_max]}... ({len(text)} characters)"
 
@@ -112,7 +112,7 @@ def equal(found: object, wanted: object, what: str) -> None:
 
 
 def expect(answer: object, kind: type[K], **fields: object) -> K:
-    """The answer, after a look that it is of that kind and has these fields."""
+    """Return the answer. Raises `AssertionError` unless it has this type and these fields."""
     check(isinstance(answer, kind), f"expected {kind.__name__}, got {brief(answer)}")
     for name, wanted in fields.items():
         equal(getattr(answer, name), wanted, f"{kind.__name__}.{name}")
@@ -131,7 +131,7 @@ def grows(numbers: Sequence[int], what: str) -> None:
 
 
 class HeldClaim(NamedTuple):
-    """A granted claim, and what its holder sends next."""
+    """A granted claim, with the commands of its holder."""
 
     claim: Claim
     granted: Granted
@@ -139,7 +139,7 @@ class HeldClaim(NamedTuple):
 
     @property
     def fence(self) -> int:
-        """The number of this claim."""
+        """The fence of this claim."""
         return self.granted.fence
 
     def settle(
@@ -150,7 +150,7 @@ class HeldClaim(NamedTuple):
         delay: float = 0,
         **more: Any,
     ) -> Settle:
-        """End it; `delay` in units, `more` overrides any field."""
+        """Settle the claim; `delay` in units, `more` overrides any field."""
         fields: dict[str, Any] = {
             "id": self.claim.id,
             "owner": self.claim.owner,
@@ -164,13 +164,13 @@ class HeldClaim(NamedTuple):
         return Settle(to=to, value=value, **(fields | more))
 
     def renew(self, lease: float = LONG, step: tuple[str, bytes | None] | None = None, **more: Any) -> Renew:
-        """Prolong it; `lease` in units, `more` overrides any field."""
+        """Renew the claim; `lease` in units, `more` overrides any field."""
         fields: dict[str, Any] = {"id": self.claim.id, "owner": self.claim.owner, "fence": self.fence}
         return Renew(lease_us=round(lease * self.unit_us), step=step, **(fields | more))
 
 
 class ScenarioContext:
-    """Names of a scenario's own, so that many may share a server, and times in units of its harness."""
+    """Unique names, so that many scenarios may share a server, and times in units of the harness."""
 
     def __init__(self, unit_us: int, *, manual: bool = True) -> None:
         self.unit_us = unit_us
@@ -178,15 +178,15 @@ class ScenarioContext:
         self.tenant: str = f"contract-{os.urandom(6).hex()}"
 
     def us(self, units: float) -> int:
-        """Microseconds of so many units."""
+        """Return this many units in microseconds."""
         return round(units * self.unit_us)
 
     def id(self, key: str = "key", *, consumer: str = "consumer", tenant: str = "") -> Id:
-        """The name of a record of this scenario."""
+        """Return the id of a record of this scenario."""
         return (self.tenant + tenant, consumer, key)
 
     def owner(self) -> bytes:
-        """A new owner, as every claim call has one."""
+        """Return a new owner, as each claim call has one."""
         return os.urandom(16)
 
     def claim(
@@ -198,7 +198,7 @@ class ScenarioContext:
         window: float = LONG,
         **more: Any,
     ) -> Claim:
-        """A claim by a new owner; `lease` and `window` in units."""
+        """Return a claim by a new owner; `lease` and `window` in units."""
         return Claim(
             id=self.id(key) if isinstance(key, str) else key,
             owner=owner or self.owner(),
@@ -220,31 +220,31 @@ class ScenarioContext:
         return held
 
     def record(self, key: str | Id = "key") -> Flow[Record]:
-        """The record of a key that must have one."""
+        """Return the record of a key that must have one."""
         found = yield from Lookup(self.id(key) if isinstance(key, str) else key)
         return expect(found, Record)
 
     def records(self, *keys: str | Id) -> Flow[list[Record]]:
-        """The records of keys that must have one each."""
+        """Return the records of keys that must have one each."""
         found = []
         for key in keys:
             found.append((yield from self.record(key)))
         return found
 
     def now(self) -> Flow[int]:
-        """The store's clock."""
+        """Return the store's time."""
         return expect((yield from Count(self.tenant)), Stats).now_us
 
     def later(self, units: float = OVER) -> Flow[None]:
-        """Let so many units of the store's time pass."""
+        """Let this many units of the store's time pass."""
         yield from Advance(self.us(units))
 
     def much_later(self) -> Flow[None]:
-        """Let what is `SHORT` be over, and by more than cleanup is rounded to where that costs no waiting."""
+        """Let `SHORT` times end; with a manual clock also pass the minute to which cleanup is rounded."""
         yield from Advance(self.us(FAR if self.manual else 2 * OVER))
 
     def purge(self) -> Flow[int]:
-        """Purge until nothing more is due; how many records went."""
+        """Purge until nothing more is due. Returns the number of removed records."""
         count = 0
         for _ in range(PURGES_MAX):
             purged = expect((yield from Purge()), Purged)
@@ -258,7 +258,7 @@ class ScenarioContext:
 
 
 class Scenario(NamedTuple):
-    """One promise of the contract: a flow that asks the store and looks at its answers."""
+    """One promise of the contract: a flow that sends commands to the store and checks its answers."""
 
     name: str
     about: str
@@ -270,13 +270,13 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS: dict[str, Scenario] = {}
-"""All of them, by name. `semel.testing.store_contract` fills it."""
+"""All scenarios by name. `semel.testing.store_contract` fills it."""
 
 
 def scenario(
     *needs: Need,
 ) -> Callable[[Callable[[ScenarioContext], Flow[None]]], Callable[[ScenarioContext], Flow[None]]]:
-    """Enter a flow into the table, under its own name."""
+    """Add a flow to the table under its own name."""
 
     def enter(flow: Callable[[ScenarioContext], Flow[None]]) -> Callable[[ScenarioContext], Flow[None]]:
         name = flow.__name__

@@ -1,4 +1,4 @@
-"""What operators ask for: scans, statistics, windows and modes."""
+"""Commands of operators: scans, statistics, windows and modes."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ WILD = ["a%b", "a_b", "a*b", "a?b", "a[b]", "a\\b", "a'b", "axb", "A%b", "\u00e4
 
 
 def _scan(b: ScenarioContext, **filters: Any) -> Flow[list[str]]:
-    """The keys of one scan, page by page; a record must not come twice."""
+    """Return the keys of one scan, page by page; a record must not come twice."""
     keys: list[str] = []
     cursor: str | None = None
     while True:
@@ -51,7 +51,7 @@ def _scan(b: ScenarioContext, **filters: Any) -> Flow[list[str]]:
 
 @scenario()
 def a_scan_shows_the_records_as_they_stand(b: ScenarioContext) -> Flow[None]:
-    """By state: orphans of quarantine are unknown, what has expired or was forgotten is not there."""
+    """By state: quarantined orphans are unknown; expired and forgotten records are left out."""
     yield from b.finish("done")
     failed = yield from b.hold("failed")
     yield from failed.settle("failed", b"r")
@@ -101,7 +101,7 @@ def a_prefix_is_no_pattern(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_scan_is_paged(b: ScenarioContext) -> Flow[None]:
-    """Pages of any size show every record once, in one order, also while others are added and removed."""
+    """Pages of any size show every record once, in one order, even while other records are added and removed."""
     keys = [f"key {number:02}" for number in range(25)]
     for key in keys:
         yield from b.finish(key)
@@ -147,7 +147,7 @@ def statistics_count_what_stands(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def statistics_leave_out_records_of_semel_itself(b: ScenarioContext) -> Flow[None]:
-    """Tokens, figures, audit: they are counted only for who names their tenant. Their expiry is upkeep as any."""
+    """Tokens, figures and audit count only for a caller that names their tenant. They expire like any record."""
     own_tenant, other = f"semel.{b.tenant}", f"other of {b.tenant}"
     yield from b.finish("done")
     yield from b.finish(b.id("audit", consumer="semel.audit"))
@@ -169,7 +169,7 @@ def statistics_leave_out_records_of_semel_itself(b: ScenarioContext) -> Flow[Non
 
 @scenario()
 def a_consumers_first_mode_is_recorded(b: ScenarioContext) -> Flow[None]:
-    """Whoever comes with another one learns the recorded one; other consumers and tenants have their own."""
+    """A client with another mode gets the recorded one; other consumers and tenants have their own."""
     equal((yield from Admit(b.tenant, "consumer", "lease")), "lease", "the mode")
     equal((yield from Admit(b.tenant, "consumer", "quarantine")), "lease", "the mode for another one")
     equal((yield from Admit(b.tenant, "other", "mark")), "mark", "another consumer's mode")
@@ -181,7 +181,7 @@ def a_consumers_first_mode_is_recorded(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_consumers_kind_of_ids_is_recorded_once(b: ScenarioContext) -> Flow[None]:
-    """It is recorded with a consumer's first mode and never changed, neither by others nor with the mode."""
+    """The kind is recorded with a consumer's first mode and never changes, not even when the mode is switched."""
     equal((yield from Admit(b.tenant, "timed", "lease", "ulid")), "lease", "the mode")
     equal((yield from Admit(b.tenant, "timed", "lease", "uuid7")), "lease", "the mode for other ids")
     equal((yield from Admit(b.tenant, "plain", "lease")), "lease", "the mode")
@@ -198,9 +198,9 @@ def a_consumers_kind_of_ids_is_recorded_once(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_mode_is_not_switched_under_running_claims(b: ScenarioContext) -> Flow[None]:
-    """Unfinished records of the consumer forbid it, and the answer says how many there are.
+    """Unfinished records of the consumer prevent a switch, and the answer gives their number.
 
-    A released one does not: its attempt has ended, and the next delivery runs in any mode.
+    A released record does not: its attempt has ended, and the next delivery runs in any mode.
     """
     yield from Admit(b.tenant, "consumer", "quarantine")
     running = yield from b.hold("running", quarantine=True)
@@ -228,24 +228,24 @@ def windows_are_stored(b: ScenarioContext) -> Flow[None]:
     """By tenant, consumer and event type: set, changed, switched off, removed."""
     place = (b.tenant, "consumer", "order")
 
-    def stored() -> Flow[dict[str, int]]:
+    def read_windows() -> Flow[dict[str, int]]:
         windows = expect((yield from ReadSettings()), StoreSettings).windows
         return {event_type: us for (whose, _, event_type), us in windows.items() if whose == b.tenant}
 
-    equal((yield from stored()), {}, "windows of a new tenant")
+    equal((yield from read_windows()), {}, "windows of a new tenant")
     for window_us in (b.us(LONG), b.us(SHORT), 0):
         equal((yield from SetWindow(*place, window_us)), None, "the answer")
-        equal((yield from stored()), {"order": window_us}, "windows")
+        equal((yield from read_windows()), {"order": window_us}, "windows")
     yield from SetWindow(b.tenant, "consumer", "", b.us(LONG))
-    equal((yield from stored()), {"order": 0, "": b.us(LONG)}, "windows")
+    equal((yield from read_windows()), {"order": 0, "": b.us(LONG)}, "windows")
     yield from SetWindow(*place, None)
     yield from SetWindow(*place, None)
-    equal((yield from stored()), {"": b.us(LONG)}, "windows after a removal")
+    equal((yield from read_windows()), {"": b.us(LONG)}, "windows after a removal")
 
 
 @scenario()
 def a_new_window_leaves_what_is_stored(b: ScenarioContext) -> Flow[None]:
-    """Stored expiries stay, unless they are asked to move."""
+    """Stored expiries stay, unless the change includes `existing`."""
     yield from b.finish(event_type="order")
     before = yield from b.record()
     yield from SetWindow(b.tenant, "consumer", "order", b.us(SHORT))
@@ -255,7 +255,7 @@ def a_new_window_leaves_what_is_stored(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_new_window_may_move_what_is_stored(b: ScenarioContext) -> Flow[None]:
-    """With `existing` settled records of that type expire by the new window; others stay."""
+    """With `existing`, settled records of that type expire by the new window; others stay."""
     done = yield from b.hold("done", event_type="order")
     expect((yield from done.settle("done", b"r")), Completed)
     failed = yield from b.hold("failed", event_type="order")
@@ -304,7 +304,7 @@ HOUR_US = 3600 * 1_000_000
 
 @scenario()
 def a_forgotten_key_is_new(b: ScenarioContext) -> Flow[None]:
-    """Attempt 1, no steps, no journal, no value; only the fence goes on."""
+    """The next claim has attempt 1, no steps, no journal and no value; only the fence continues to grow."""
     released = yield from b.hold("journal", journal=b"old payload", lease=LONG)
     yield from released.renew(step=("mail", b"r"))
     yield from released.settle("released")
@@ -326,7 +326,7 @@ def a_forgotten_key_is_new(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_running_claim_is_not_forgotten_unasked(b: ScenarioContext) -> Flow[None]:
-    """`Busy` for the rest of the lease, and the claim goes on as if nobody had asked."""
+    """Forget answers `Busy` for the rest of the lease, and the claim does not change."""
     held = yield from b.hold(lease=LONG)
     before = yield from b.record()
     busy = expect((yield from Forget(b.id())), Busy, recoverable=False)
@@ -339,7 +339,7 @@ def a_running_claim_is_not_forgotten_unasked(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_forced_forget_stops_the_running_claim(b: ScenarioContext) -> Flow[None]:
-    """Its owner is `Lost` whatever it sends, before and after the key is claimed again."""
+    """Every later write of its owner is `Lost`, before and after the key is claimed again."""
     held = yield from b.hold(lease=LONG)
     expect((yield from Forget(b.id(), force=True)), Forgotten)
     yield from _all_lost(held)
@@ -358,7 +358,7 @@ def _all_lost(held: HeldClaim) -> Flow[None]:
 
 @scenario()
 def a_claim_that_nobody_runs_is_forgotten(b: ScenarioContext) -> Flow[None]:
-    """Released ones, delayed or not, and orphans need no force."""
+    """Released records, delayed or not, and orphans are forgotten without `force`."""
     held = yield from b.hold("delayed")
     yield from held.settle("released", delay=LONG)
     held = yield from b.hold("released")
@@ -388,7 +388,7 @@ def what_is_absent_is_not_forgotten(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def forget_takes_only_the_record_it_means(b: ScenarioContext) -> Flow[None]:
-    """With a fence or a state it compares: a record that has changed meanwhile is `Lost` to it, and stays."""
+    """With a fence or a state, forget compares: a record that has changed meanwhile stays, and the answer is `Lost`."""
     held = yield from b.hold()
     yield from held.settle("failed", b"r")
     expect((yield from Forget(b.id(), fence=held.fence - 1)), Lost)
@@ -402,7 +402,7 @@ def forget_takes_only_the_record_it_means(b: ScenarioContext) -> Flow[None]:
 
 @scenario("manual")
 def a_tombstone_lasts_as_long_as_a_lease_may(b: ScenarioContext) -> Flow[None]:
-    """For 12 hours a late completion of the forgotten run is `Lost`, purged or not; then it is absent."""
+    """For 12 hours a late completion of the forgotten run is `Lost`, even after a purge; then the key is absent."""
     for key in ("early", "later"):
         held = yield from b.hold(key, window=40 * 3600)
         expect((yield from Forget(b.id(key), force=True)), Forgotten)
@@ -418,7 +418,7 @@ def a_tombstone_lasts_as_long_as_a_lease_may(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_forgotten_key_may_be_late(b: ScenarioContext) -> Flow[None]:
-    """A tombstone is absent to an old event too."""
+    """A tombstone counts as absent for an old event, too."""
     yield from b.finish()
     expect((yield from Forget(b.id())), Forgotten)
     now = yield from b.now()

@@ -1,4 +1,4 @@
-"""One key, two payloads: fingerprints are compared with every record that still counts."""
+"""Payloads: fingerprints, values, names, steps and journals."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ OTHER_VERSION = b"\2payload two"
 
 @scenario()
 def another_payload_is_a_mismatch(b: ScenarioContext) -> Flow[None]:
-    """Against what is done, failed, running, released, orphaned or unknown: never run, nothing shown."""
+    """Against a done, failed, running, released, orphaned or unknown record: it does not run and shows no value."""
     yield from b.finish("done", fingerprint=ONE)
     failed = yield from b.hold("failed", fingerprint=ONE)
     yield from failed.settle("failed", b"r")
@@ -41,7 +41,7 @@ def another_payload_is_a_mismatch(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def the_same_payload_passes(b: ScenarioContext) -> Flow[None]:
-    """An equal fingerprint changes no answer."""
+    """An equal fingerprint does not change any answer."""
     yield from b.finish("done", fingerprint=ONE)
     yield from b.hold("running", fingerprint=ONE)
     held = yield from b.hold("released", fingerprint=ONE)
@@ -90,7 +90,7 @@ def a_take_over_keeps_the_fingerprint(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_take_over_may_bring_the_first_fingerprint(b: ScenarioContext) -> Flow[None]:
-    """Where the record had none, or one of another version, it has the reclaim's from then on."""
+    """A record without a fingerprint, or with one of another version, takes that of the take-over."""
     for key, first in (("none", None), ("other version", OTHER_VERSION)):
         held = yield from b.hold(key, fingerprint=first)
         yield from held.settle("released")
@@ -154,12 +154,12 @@ KEYS = [
     "a" * (KEY_BYTES - 1) + "b",
     "\u00e9" * (KEY_BYTES // 2),
 ]
-"""All different, some only just."""
+"""All different, some only slightly."""
 
 
 @scenario()
 def values_come_back_byte_for_byte(b: ScenarioContext) -> Flow[None]:
-    """Empty is not missing, missing is not empty, and a large value is whole; done and failed alike."""
+    """Empty and missing values differ, and a large value is complete, for done and failed records."""
     for to in SETTLED:
         for name, value in VALUES.items():
             held = yield from b.hold(f"{to} {name}")
@@ -172,7 +172,7 @@ def values_come_back_byte_for_byte(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def payloads_and_notes_come_back_byte_for_byte(b: ScenarioContext) -> Flow[None]:
-    """The same for journals, steps and metadata."""
+    """Journals, steps and metadata come back byte for byte, too."""
     for name, value in VALUES.items():
         held = yield from b.hold(name, journal=value, meta=value)
         yield from held.renew(step=(name, value))
@@ -183,7 +183,7 @@ def payloads_and_notes_come_back_byte_for_byte(b: ScenarioContext) -> Flow[None]
 
 @scenario()
 def keys_are_taken_as_they_are(b: ScenarioContext) -> Flow[None]:
-    """Quotes, wildcards, any script, spaces, case and length: nothing is folded, cut or read as a command."""
+    """Quotes, wildcards, any script, spaces, case and length: no key is folded, cut or interpreted."""
     for number, key in enumerate(KEYS):
         yield from b.finish(key, b"%d" % number)
     for number, key in enumerate(KEYS):
@@ -193,7 +193,7 @@ def keys_are_taken_as_they_are(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def tenants_and_consumers_are_apart(b: ScenarioContext) -> Flow[None]:
-    """The same key of another tenant or consumer is another event; nothing of the one shows in the other."""
+    """The same key of another tenant or consumer is another event; neither shows data of the other."""
     places = [b.id(tenant="-a"), b.id(tenant="-b"), b.id(consumer="mail"), b.id(consumer="Mail")]
     held: list[HeldClaim] = []
     for place in places:
@@ -207,7 +207,7 @@ def tenants_and_consumers_are_apart(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def names_that_read_alike_are_apart(b: ScenarioContext) -> Flow[None]:
-    """Parts that would be equal when joined, whatever stands between them, name different records."""
+    """Names whose parts would be equal when joined, with any separator, are different records."""
     names = list(_alike(b.tenant))
     for name in names:
         yield from b.hold(name)
@@ -231,7 +231,7 @@ STEPS_MAX = 64
 
 @scenario()
 def steps_are_given_to_the_next_attempt(b: ScenarioContext) -> Flow[None]:
-    """In the order of their making and byte for byte, after a release and after a crash alike."""
+    """In order and byte for byte, after a release and after a crash."""
     steps: tuple[tuple[str, bytes | None], ...] = (("charge", b"r\x00\xff"), ("none", None), ("mail", b""))
     released = yield from b.hold("released")
     orphan = yield from b.hold("orphan", lease=SHORT)
@@ -255,7 +255,7 @@ def steps_are_given_to_the_next_attempt(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeated_step_is_kept_once(b: ScenarioContext) -> Flow[None]:
-    """A step sent again after a lost reply is there once, with its first value, and still renews."""
+    """A step sent again after a lost reply is stored once, with its first value, and still renews the lease."""
     held = yield from b.hold(lease=SHORT)
     expect((yield from held.renew(SHORT, ("mail", b"first"))), Renewed)
     renewed = expect((yield from held.renew(LONG, ("mail", b"second"))), Renewed)
@@ -279,7 +279,7 @@ def a_step_renews_the_lease(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_renewal_keeps_the_steps(b: ScenarioContext) -> Flow[None]:
-    """A plain renewal between two steps drops neither."""
+    """A plain renewal between two steps keeps both."""
     held = yield from b.hold()
     yield from held.renew(step=("one", b"1"))
     yield from held.renew()
@@ -289,7 +289,7 @@ def a_renewal_keeps_the_steps(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_zombies_step_is_not_written(b: ScenarioContext) -> Flow[None]:
-    """A step of an attempt that was taken over is `Lost`, and its successor's record has none of it."""
+    """A step of an attempt that was taken over is `Lost`, and the successor's record does not contain it."""
     zombie = yield from b.hold(lease=SHORT)
     yield from b.later()
     yield from b.hold()
@@ -299,7 +299,7 @@ def a_zombies_step_is_not_written(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_record_holds_all_the_steps_there_may_be(b: ScenarioContext) -> Flow[None]:
-    """As many as a handler may have, in order."""
+    """A record keeps the maximum number of steps, in order."""
     held = yield from b.hold()
     steps = tuple((f"step {number}", b"%d" % number) for number in range(STEPS_MAX))
     for step in steps:
@@ -314,7 +314,7 @@ def a_record_holds_all_the_steps_there_may_be(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_journaled_payload_is_kept_with_its_claim(b: ScenarioContext) -> Flow[None]:
-    """Claim and payload are one write: whoever takes over gets the payload, and others learn that it is safe."""
+    """Claim and payload are one write: a take-over gets the payload, and others see that it is journaled."""
     for key, payload in (("some", b"payload\x00\xff"), ("empty", b"")):
         held = yield from b.hold(key, lease=SHORT, journal=payload)
         equal(held.granted.journal, payload, "journal")
@@ -328,7 +328,7 @@ def a_journaled_payload_is_kept_with_its_claim(b: ScenarioContext) -> Flow[None]
 
 @scenario()
 def a_journal_is_written_only_if_new(b: ScenarioContext) -> Flow[None]:
-    """A duplicate's payload neither replaces the first one's nor reaches a settled record."""
+    """A duplicate's payload neither replaces the first one's nor is added to a settled record."""
     held = yield from b.hold("first", lease=SHORT, journal=b"first")
     yield from b.later()
     heir = yield from b.hold("first", journal=b"second")
@@ -343,7 +343,7 @@ def a_journal_is_written_only_if_new(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_take_over_may_bring_the_first_journal(b: ScenarioContext) -> Flow[None]:
-    """Where the record had no payload, it is kept with the claim that brings one."""
+    """A record without a payload keeps the one of the first claim that has one."""
     held = yield from b.hold()
     expect((yield from held.settle("released")), Completed)
     heir = yield from b.hold(lease=SHORT, window=SHORT, journal=b"payload")
@@ -353,7 +353,7 @@ def a_take_over_may_bring_the_first_journal(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def orphans_with_a_journal_are_found(b: ScenarioContext) -> Flow[None]:
-    """A sweep sees the journaled claims whose lease is over, and no others."""
+    """A sweep finds the journaled claims whose lease is over, and no others."""
     yield from b.hold("plain orphan", lease=SHORT)
     yield from b.hold("orphan", lease=SHORT, journal=b"payload")
     released = yield from b.hold("released", journal=b"payload")

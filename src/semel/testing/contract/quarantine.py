@@ -1,4 +1,4 @@
-"""What must not run again unasked: quarantine, unknown records, resolve."""
+"""Events that must not run again by themselves: quarantine, unknown records, resolve."""
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewe
 
 
 def _orphan(b: ScenarioContext, key: str = "key") -> Flow[HeldClaim]:
-    """A quarantined claim whose owner died."""
+    """Return a quarantined claim whose owner died."""
     held = yield from b.hold(key, lease=SHORT, quarantine=True)
     yield from b.later()
     return held
@@ -26,13 +26,14 @@ def _orphan(b: ScenarioContext, key: str = "key") -> Flow[HeldClaim]:
 
 @scenario()
 def a_quarantined_orphan_is_not_run_again(b: ScenarioContext) -> Flow[None]:
-    """When its lease is over every claim, its own included, is answered `Unknown`, since then."""
+    """After its lease every claim, its own included, gets `Unknown`, dated from the end of the lease."""
     held = yield from _orphan(b)
     for claim in (b.claim(quarantine=True), b.claim(), held.claim):
         unknown = expect((yield from claim), Unknown)
         now = yield from b.now()
         check(
-            held.granted.lease_until_us <= unknown.since_us <= now, f"{unknown} is not since its lease ended"
+            held.granted.lease_until_us <= unknown.since_us <= now,
+            f"{unknown} is not dated from the end of the lease",
         )
     record = yield from b.record()
     expect(record, Record, state="unknown", owner=held.claim.owner, fence=held.fence, attempt=1)
@@ -40,14 +41,14 @@ def a_quarantined_orphan_is_not_run_again(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_orphan_is_unknown_before_anybody_claims(b: ScenarioContext) -> Flow[None]:
-    """Operators see it as unknown from the moment its lease is over, without a sweep."""
+    """A lookup or scan shows it as unknown as soon as its lease is over, without a sweep."""
     held = yield from _orphan(b)
     expect((yield from b.record()), Record, state="unknown", owner=held.claim.owner, fence=held.fence)
 
 
 @scenario()
 def a_quarantined_claim_runs_like_any_other(b: ScenarioContext) -> Flow[None]:
-    """While its lease runs: busy for others, its own for its owner, completed in the end."""
+    """While its lease runs others get `Busy`, its owner gets its own claim back and can complete it."""
     held = yield from b.hold(quarantine=True)
     expect((yield from held.claim), Granted, fence=held.granted.fence, attempt=1)
     expect((yield from b.claim(quarantine=True)), Busy)
@@ -56,8 +57,8 @@ def a_quarantined_claim_runs_like_any_other(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario()
-def a_late_owner_may_still_say_what_happened(b: ScenarioContext) -> Flow[None]:
-    """The owner of an unknown record completes or fails it, whether or not somebody has asked meanwhile."""
+def a_late_owner_may_still_settle_an_unknown_record(b: ScenarioContext) -> Flow[None]:
+    """The owner of an unknown record can complete or fail it, with or without a claim in between."""
     for to in SETTLED:
         for asked in (False, True):
             key = f"{to}-{asked}"
@@ -72,11 +73,11 @@ def a_late_owner_may_still_say_what_happened(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_unknown_record_is_not_revived(b: ScenarioContext) -> Flow[None]:
-    """Its late owner's renewal and release are `Lost`: only an outcome ends it."""
+    """Its late owner's renewal and release are `Lost`: only a completion or failure settles it."""
     orphan = yield from _orphan(b, "orphan")
-    told = yield from b.hold("told", quarantine=True)
-    expect((yield from told.settle("unknown")), Completed)
-    for key, held in (("orphan", orphan), ("told", told)):
+    settled = yield from b.hold("settled", quarantine=True)
+    expect((yield from settled.settle("unknown")), Completed)
+    for key, held in (("orphan", orphan), ("settled", settled)):
         for _ in range(2):
             expect((yield from held.renew()), Lost)
             expect((yield from held.renew(step=("step", b"r"))), Lost)
@@ -87,12 +88,12 @@ def an_unknown_record_is_not_revived(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario()
-def a_claim_may_be_told_unknown(b: ScenarioContext) -> Flow[None]:
-    """A handler that ended without saying what happened quarantines its record; told twice, it is `already`."""
+def a_claim_may_be_settled_as_unknown(b: ScenarioContext) -> Flow[None]:
+    """A handler whose result is not known settles its record as unknown; a second time is `already`."""
     held = yield from b.hold(quarantine=True)
-    told = expect((yield from held.settle("unknown")), Completed, already=False, recreated=False)
+    settled = expect((yield from held.settle("unknown")), Completed, already=False, recreated=False)
     expect((yield from held.settle("unknown")), Completed, already=True, recreated=False)
-    equal((yield from b.claim(quarantine=True)), Unknown(told.at_us), "the answer of a claim")
+    equal((yield from b.claim(quarantine=True)), Unknown(settled.at_us), "the answer of a claim")
     expect((yield from b.record()), Record, state="unknown", owner=held.claim.owner, fence=held.fence)
     expect((yield from held.settle("done", b"r")), Completed, already=False)
     expect((yield from b.claim(quarantine=True)), Known, value=b"r")
@@ -100,7 +101,7 @@ def a_claim_may_be_told_unknown(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_released_quarantine_claim_runs_again(b: ScenarioContext) -> Flow[None]:
-    """What was released before it started is no orphan, also when the release is long over."""
+    """A claim released before it started is not an orphan, even long after the release."""
     held = yield from b.hold("at once", lease=SHORT, quarantine=True)
     expect((yield from held.settle("released", count_attempt=False)), Completed)
     delayed = yield from b.hold("delayed", lease=SHORT, quarantine=True)
@@ -115,7 +116,7 @@ def a_released_quarantine_claim_runs_again(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def resolve_to_done_answers_from_then_on(b: ScenarioContext) -> Flow[None]:
-    """The value of the prober or operator is replayed for the window it gives."""
+    """The value given to resolve is replayed for the window given with it."""
     held = yield from b.hold(lease=SHORT, quarantine=True, journal=b"payload")
     yield from b.later()
     resolve = Resolve(b.id(), held.fence, "done", b"rprobed", b.us(LONG))
@@ -143,7 +144,7 @@ def resolve_to_absent_lets_it_run_again(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def resolve_to_absent_keeps_a_journal_for_the_sweep(b: ScenarioContext) -> Flow[None]:
-    """Its source never sends again: the payload stays, as of a claim that was released before anything happened."""
+    """The payload stays, as after a release before anything happened, because the source never sends it again."""
     held = yield from b.hold(quarantine=True, journal=b"rpayload")
     expect((yield from held.renew(step=("step", b"r"))), Renewed)
     expect((yield from held.settle("unknown")), Completed)
@@ -154,17 +155,17 @@ def resolve_to_absent_keeps_a_journal_for_the_sweep(b: ScenarioContext) -> Flow[
     )
     equal((record.fence, record.steps, record.settled_at_us), (forgotten.fence, (), 0), "the record")
     page = expect((yield from Scan(tenant=b.tenant, orphaned=True)), Page)
-    equal([each.key for each in page.records], [b.id()[2]], "what a sweep finds")
+    equal([each.key for each in page.records], [b.id()[2]], "records that a sweep finds")
     expect((yield from held.settle("done", b"rlate")), Lost)
     heir = yield from b.hold(quarantine=True)
     expect(heir.granted, Granted, attempt=1, steps=(), journal=b"rpayload")
-    check(heir.fence > forgotten.fence, "the fence did not grow past the released one")
+    check(heir.fence > forgotten.fence, "the fence did not grow past that of the released record")
     expect((yield from held.settle("done", b"rlate")), Lost)
 
 
 @scenario()
 def resolve_to_claimed_goes_on_with_the_next_attempt(b: ScenarioContext) -> Flow[None]:
-    """Nothing had happened: attempts, steps and journal stay, who resolved it has the claim, its late owner has not."""
+    """Nothing had happened: attempts, steps and journal stay; the claim belongs to the resolver, not the late owner."""
     held = yield from b.hold(quarantine=True, journal=b"rpayload")
     expect((yield from held.renew(step=("step", b"r"))), Renewed)
     expect((yield from held.settle("unknown")), Completed)
@@ -188,7 +189,7 @@ def resolve_to_claimed_goes_on_with_the_next_attempt(b: ScenarioContext) -> Flow
 
 @scenario()
 def an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies(b: ScenarioContext) -> Flow[None]:
-    """Its lease ran out and nobody said so: one may take it over the fence that was seen, for as long as a lease."""
+    """One resolver may take over an orphan with the fence that it saw, for the length of a lease."""
     held = yield from _orphan(b)
     heir = b.claim(lease=SHORT, quarantine=True)
     take = Resolve(b.id(), held.fence, "claimed", owner=heir.owner, lease_us=heir.lease_us)
@@ -200,7 +201,7 @@ def an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies(b: Scena
 
 @scenario()
 def resolve_compares_the_fence_it_saw(b: ScenarioContext) -> Flow[None]:
-    """A record that is not the one that was looked at stays unknown."""
+    """With another fence than the record's, resolve changes nothing and the record stays unknown."""
     held = yield from _orphan(b)
     for fence in (held.fence - 1, held.fence + 1):
         expect((yield from Resolve(b.id(), fence, "done", b"r", b.us(LONG))), Lost)
@@ -210,7 +211,7 @@ def resolve_compares_the_fence_it_saw(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def resolve_decides_only_what_is_unknown(b: ScenarioContext) -> Flow[None]:
-    """Running, released, done, failed, forgotten and absent records are `Lost` to it, and stay."""
+    """For running, released, done, failed, forgotten and absent records resolve is `Lost` and changes nothing."""
     running = yield from b.hold("running", quarantine=True)
     released = yield from b.hold("released", quarantine=True)
     yield from released.settle("released")
@@ -236,7 +237,7 @@ def resolve_decides_only_what_is_unknown(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def an_unknown_record_may_be_forgotten(b: ScenarioContext) -> Flow[None]:
-    """Nobody runs it, so forget needs no force; the fence and state seen are compared."""
+    """Nobody runs it, so forget needs no `force`; a given fence and state are compared."""
     held = yield from _orphan(b)
     expect((yield from Forget(b.id(), state="claimed")), Lost)
     expect((yield from Forget(b.id(), fence=held.fence, state="unknown")), Forgotten)

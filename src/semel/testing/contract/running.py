@@ -35,7 +35,7 @@ AsyncSend: TypeAlias = Callable[[Sequence[Item]], Awaitable[list[Answer]]]
 
 MANUAL_UNIT_US = 1_000_000
 REAL_UNIT_US = 50_000
-"""Long enough that a busy computer does not let a lease end between two calls; short enough to wait for."""
+"""Long enough that no lease ends between two calls on a busy computer; short enough to wait for."""
 HEAR_S = 5.0
 """How long a notification may take."""
 BARRIER_S = 30.0
@@ -44,12 +44,11 @@ TRACE_LINES = 8
 
 
 class Harness:
-    """One place for records, and how to reach it.
+    """One place for records, and how to connect to it.
 
-    `connect` makes a store on that place, not yet opened; called again it makes another one on the same
-    records. With a `clock` the store must use it, and time passes at once; without, the store's own clock
-    is waited for. Servers may be shared: every scenario uses a tenant of its own. A notification may take
-    `hear_s`.
+    `connect` returns an unopened store on that place; each call returns another store on the same records.
+    With a `clock` the store must use it, and time passes at once; without one, scenarios wait for the store's
+    own clock. Servers may be shared: every scenario uses a tenant of its own. A notification may take `hear_s`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Harness:
 
 
 def run(scenario: Scenario, harness: Harness) -> None:
-    """Run a scenario in this thread. Raises `AssertionError` where the store breaks its promise."""
+    """Run a scenario in this thread. Raises `AssertionError` if the store breaks its promise."""
     session = _Threads(scenario, harness)
     try:
         drive(session.flow, session.perform)
@@ -79,7 +78,7 @@ def run(scenario: Scenario, harness: Harness) -> None:
 
 
 async def arun(scenario: Scenario, harness: Harness) -> None:
-    """Run a scenario in this event loop: natively, or through the client's channel where the store blocks."""
+    """Run a scenario in this event loop: natively, or through the client's channel if the store blocks."""
     session = _Loop(scenario, harness)
     try:
         await session.open()
@@ -92,7 +91,7 @@ async def arun(scenario: Scenario, harness: Harness) -> None:
 
 
 def async_send(store: AnyStore) -> tuple[AsyncSend, Callable[[], None]]:
-    """How an event loop sends to a store, and what ends it."""
+    """Return the function that sends to a store from an event loop, and the function that closes it."""
     if isinstance(store, AsyncStore):
         return store.asend, lambda: None
     channel = channel_for(store)
@@ -100,31 +99,31 @@ def async_send(store: AnyStore) -> tuple[AsyncSend, Callable[[], None]]:
 
 
 class _Ear:
-    """What a watch has told, from whichever thread."""
+    """Collects the notifications of a watch, from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heard: list[Id] = []
+        self._notified: list[Id] = []
         self.stop: Callable[[], None] = lambda: None
 
     def __call__(self, record_id: Id) -> None:
         with self._changed:
-            self._heard.append(record_id)
+            self._notified.append(record_id)
             self._changed.notify_all()
 
-    def heard(self) -> list[Id]:
+    def notifications(self) -> list[Id]:
         with self._changed:
-            return list(self._heard)
+            return list(self._notified)
 
     def wait(self, record_id: Id, wait_s: float) -> bool:
         with self._changed:
-            found = self._changed.wait_for(lambda: record_id in self._heard, wait_s)
-            self._heard.clear()
+            found = self._changed.wait_for(lambda: record_id in self._notified, wait_s)
+            self._notified.clear()
             return found
 
 
 class _Session:
-    """A flow under way, and what both colours do alike."""
+    """A running scenario; the part that both colours share."""
 
     def __init__(self, scenario: Scenario, harness: Harness) -> None:
         self.harness = harness
@@ -134,17 +133,17 @@ class _Session:
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
 
     def note(self, command: Command[Any], answer: Any) -> None:
-        """Remember what was answered, for `explain`."""
+        """Keep the command and its answer for `explain`."""
         self._trace.append(f"{brief(command)} -> {brief(answer)}")
 
     def explain(self, error: BaseException) -> None:
-        """Say beside an error which promise is broken, and what went before."""
+        """Add the broken promise and the last commands to an error."""
         error.add_note(f"scenario {self._scenario.name}: {self._scenario.about}")
         for line in self._trace:
             error.add_note(f"    {line}")
 
-    def alike(self, command: Command[Any], store: AnyStore) -> Any:
-        """Carry out what needs no answer of the store."""
+    def perform_shared(self, command: Command[Any], store: AnyStore) -> Any:
+        """Carry out a command that is the same in both colours."""
         match command:
             case StepBack(us):
                 self._manual().step_back(us=us)
@@ -153,7 +152,7 @@ class _Session:
             case Unlisten():
                 self.ear.stop()
             case Heard():
-                return self.ear.heard()
+                return self.ear.notifications()
             case _:
                 raise TypeError(f"a scenario yielded {command!r}")
         return None
@@ -189,7 +188,7 @@ class _Threads(_Session):
                 self._store = self._connect()
                 return None
             case StepBack() | Listen() | Unlisten() | Heard():
-                return self.alike(command, self._store)
+                return self.perform_shared(command, self._store)
             case _:
                 return self._store.send([command])[0]  # type: ignore[list-item]  # an item, by the flow's type
 
@@ -255,7 +254,7 @@ class _Loop(_Session):
                 await self._close()
                 return await self.open()
             case StepBack() | Listen() | Unlisten() | Heard():
-                return self.alike(command, self._store)
+                return self.perform_shared(command, self._store)
             case _:
                 return (await self._send([command]))[0]  # type: ignore[list-item]  # as above
 

@@ -1,4 +1,4 @@
-"""How a claim ends: complete, fail, release and renew, each fenced by owner and number."""
+"""Settling a claim: complete, fail, release and renew, each checked by owner and fence."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def a_failed_event_is_replayed(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_repeated_completion_is_already_there(b: ScenarioContext) -> Flow[None]:
-    """A completion or failure sent again after a lost reply is `already`, and its first value stays."""
+    """A completion or failure sent again after a lost reply is `already`, and the first value stays."""
     for to in SETTLED:
         held = yield from b.hold(to)
         first = expect((yield from held.settle(to, b"r1")), Completed, already=False)
@@ -67,7 +67,7 @@ def what_is_settled_stays_settled(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_wrong_fence_or_owner_is_lost(b: ScenarioContext) -> Flow[None]:
-    """Whatever ends or prolongs a claim acts only with its fence and its owner; else nothing is written."""
+    """A settle or renewal needs the claim's fence and owner; otherwise nothing is written."""
     held = yield from b.hold()
     before = yield from b.record()
     wrong: list[dict[str, Any]] = [
@@ -90,7 +90,7 @@ def a_wrong_fence_or_owner_is_lost(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_wrong_fence_or_owner_is_lost_on_what_is_settled(b: ScenarioContext) -> Flow[None]:
-    """`already` too is said only to the owner with the right fence."""
+    """Only the owner with the right fence gets `already`."""
     for to in SETTLED:
         held = yield from b.hold(to)
         yield from held.settle(to, b"r1")
@@ -103,7 +103,7 @@ def a_wrong_fence_or_owner_is_lost_on_what_is_settled(b: ScenarioContext) -> Flo
 
 @scenario()
 def a_zombie_changes_nothing(b: ScenarioContext) -> Flow[None]:
-    """An owner that was taken over is `Lost` whatever it sends, while its successor runs and afterwards."""
+    """Every write of an owner that was taken over is `Lost`, while its successor runs and afterwards."""
     zombie = yield from b.hold(lease=SHORT)
     yield from b.later()
     heir = yield from b.hold()
@@ -147,7 +147,7 @@ def a_lease_over_but_not_taken_over_may_still_end(b: ScenarioContext) -> Flow[No
 
 @scenario()
 def a_released_key_is_free_at_once(b: ScenarioContext) -> Flow[None]:
-    """After a release the next claim runs, as the next attempt, with what the record knows."""
+    """After a release the next claim runs as the next attempt and gets the stored steps."""
     held = yield from b.hold(fingerprint=b"\1print", event_type="order")
     yield from held.renew(step=("mail", b"rsent"))
     expect((yield from held.settle("released")), Completed, already=False, recreated=False)
@@ -177,7 +177,7 @@ def a_release_gives_up_ownership(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_delayed_release_holds_everybody_off(b: ScenarioContext) -> Flow[None]:
-    """Until the delay is over everybody is busy for the rest of it, the releaser too."""
+    """Until the delay is over every claim gets `Busy` for the rest of it, the releaser's too."""
     held = yield from b.hold(lease=SHORT)
     expect((yield from held.settle("released", delay=LONG)), Completed)
     for claim in (b.claim(), held.claim):
@@ -188,7 +188,7 @@ def a_delayed_release_holds_everybody_off(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_delayed_release_ends(b: ScenarioContext) -> Flow[None]:
-    """When the delay is over the key is claimed again, although the lease would have run on."""
+    """When the delay is over the key can be claimed, although the lease would still run."""
     held = yield from b.hold(lease=LONG)
     expect((yield from held.settle("released", delay=SHORT)), Completed)
     yield from b.later()
@@ -198,7 +198,7 @@ def a_delayed_release_ends(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_release_may_give_the_attempt_back(b: ScenarioContext) -> Flow[None]:
-    """What was released before it started, or by a shutdown, does not count as an attempt."""
+    """A claim released before it started, or by a shutdown, does not count as an attempt."""
     attempts = []
     for count_attempt in (False, True, False, False, True):
         held = yield from b.hold()
@@ -241,7 +241,7 @@ def _granted_at(fence: int) -> Granted:
 
 @scenario()
 def a_lost_record_is_recreated(b: ScenarioContext) -> Flow[None]:
-    """The store lost the record of an effect that exists: its completion is written, and said so."""
+    """The store lost the record of an effect that exists: the completion is written and answered `recreated`."""
     for to in SETTLED:
         now = yield from b.now()
         held = HeldClaim(b.claim(to, lease=SHORT, window=LONG), _granted_at(now), b.unit_us)
@@ -257,7 +257,7 @@ def a_lost_record_is_recreated(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_lost_sliding_record_keeps_its_window(b: ScenarioContext) -> Flow[None]:
-    """Recreated where the window counts from the claim: it expires at the fence plus the window."""
+    """A recreated record whose window counts from the claim expires at the fence plus the window."""
     now = yield from b.now()
     held = HeldClaim(b.claim(lease=SHORT, window=LONG, sliding=True), _granted_at(now), b.unit_us)
     expect((yield from held.settle("done", b"rlost")), Completed, recreated=True)
@@ -267,7 +267,7 @@ def a_lost_sliding_record_keeps_its_window(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def what_would_have_expired_is_not_recreated(b: ScenarioContext) -> Flow[None]:
-    """A completion so late that its record would be gone anyway is answered alike and written nowhere."""
+    """A completion so late that its record would have expired gets the same answer and is not written."""
     now = yield from b.now()
     for to in SETTLED:
         for sliding, age in ((False, 2 * LONG + 1), (True, LONG + 1)):
@@ -281,7 +281,7 @@ def what_would_have_expired_is_not_recreated(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_fence_ahead_of_the_clock_still_grows(b: ScenarioContext) -> Flow[None]:
-    """A store that lost its data, and whose clock went back too, goes on from the fence of a recreated record."""
+    """A store that lost its data and whose clock went back continues from the fence of a recreated record."""
     ahead = (yield from b.now()) + b.us(LONG)
     held = HeldClaim(b.claim(), _granted_at(ahead), b.unit_us)
     expect((yield from held.settle("done", b"r")), Completed, recreated=True)
@@ -291,8 +291,8 @@ def a_fence_ahead_of_the_clock_still_grows(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario()
-def a_lost_record_claimed_anew_is_not_overwritten(b: ScenarioContext) -> Flow[None]:
-    """Once another claimed the lost key, the first run's completion is `Lost`."""
+def a_lost_record_claimed_again_is_not_overwritten(b: ScenarioContext) -> Flow[None]:
+    """After another owner claimed the lost key, the first run's completion is `Lost`."""
     now = yield from b.now()
     lost = HeldClaim(b.claim(), _granted_at(now - 1), b.unit_us)
     heir = yield from b.hold()
@@ -306,7 +306,7 @@ def a_lost_record_claimed_anew_is_not_overwritten(b: ScenarioContext) -> Flow[No
 
 @scenario()
 def a_renewal_moves_lease_and_expiry_alike(b: ScenarioContext) -> Flow[None]:
-    """The lease runs on from now, and the expiry moves by the same amount."""
+    """The lease runs from the renewal, and the expiry moves by the same amount."""
     held = yield from b.hold(lease=LONG, window=LONG)
     before = yield from b.record()
     yield from b.later(1)
@@ -325,7 +325,7 @@ def a_renewal_moves_lease_and_expiry_alike(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_renewed_claim_outlives_its_first_lease(b: ScenarioContext) -> Flow[None]:
-    """A handler of several leases keeps its key, and completes as if nothing had been."""
+    """A handler that runs for several leases keeps its key and completes normally."""
     held = yield from b.hold(lease=SHORT, window=SHORT)
     expect((yield from held.renew(LONG)), Renewed)
     yield from b.later(2 * SHORT + 1)
@@ -335,7 +335,7 @@ def a_renewed_claim_outlives_its_first_lease(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_renewal_may_shorten(b: ScenarioContext) -> Flow[None]:
-    """A renewal sets the lease to now plus its length, be that sooner than before."""
+    """A renewal sets the lease to now plus its length, even if that is sooner than before."""
     held = yield from b.hold(lease=LONG)
     expect((yield from held.renew(SHORT)), Renewed)
     yield from b.later()
@@ -344,7 +344,7 @@ def a_renewal_may_shorten(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario()
-def a_take_over_tells_what_it_knows_better(b: ScenarioContext) -> Flow[None]:
+def a_take_over_updates_event_type_and_metadata(b: ScenarioContext) -> Flow[None]:
     """Event type and metadata of a take-over replace the old ones; without them, the old ones stay."""
     for key, event_type, meta in (("none", "", None), ("better", "order.paid", b"new")):
         held = yield from b.hold(key, event_type="order", meta=b"old")
@@ -354,8 +354,8 @@ def a_take_over_tells_what_it_knows_better(b: ScenarioContext) -> Flow[None]:
 
 
 @scenario()
-def a_record_tells_what_it_was_claimed_with(b: ScenarioContext) -> Flow[None]:
-    """Operators see event type, metadata, fingerprint and times as the claim gave them."""
+def a_record_shows_the_fields_of_its_claim(b: ScenarioContext) -> Flow[None]:
+    """A lookup shows event type, metadata, fingerprint and times as the claim gave them."""
     held = yield from b.hold(event_type="order.paid", meta=b"\x00meta\xff", fingerprint=b"\1fp")
     record = yield from b.record()
     expect(
