@@ -170,7 +170,7 @@ class KafkaTransaction:
             cut(pieces)
             await self._finish(pieces)
         except BaseException:
-            self._holdings.forsake(pieces)
+            self._holdings.drop(pieces)
             raise
 
     async def _finish(self, pieces: Sequence[Piece]) -> None:
@@ -350,7 +350,7 @@ class KafkaTransaction:
         if isinstance(ran, Raised):
             if ran.lost:
                 piece.again_s = 0.0
-                self._holdings.forsake([piece])
+                self._holdings.drop([piece])
             else:
                 self._handle_error(piece, ran.error)
             return
@@ -411,11 +411,11 @@ class KafkaTransaction:
 
     def _send_letter(self, piece: Piece, letter: DeadLetterInfo) -> None:
         arrival = piece.arrival
-        story = [(name, value.encode()) for name, value in headers_of(letter).items()]
+        information = [(name, value.encode()) for name, value in headers_of(letter).items()]
         topic, body = self.source.dead_letter_name(piece.where[0]), None if letter.body_at else arrival.body
         piece.letter = letter
         piece.sends = [
-            ProducedMessage(piece.number, topic, piece.place.key, body, [*arrival.headers, *story])
+            ProducedMessage(piece.number, topic, piece.place.key, body, [*arrival.headers, *information])
         ]
 
     # --- commit, then complete ---
