@@ -252,13 +252,13 @@ class Client:
         self._runtime.reporter.report_marked((plan.tenant, plan.consumer), keys, firsts, event_type, meta)
 
     def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
-        """Warn about the first value of a handler that cannot be stored: its duplicates get no value."""
+        """Warn about the first value of a handler that cannot be kept: its duplicates get no value."""
         label = label_of(fn)
         if outcome.replayed or label in self._plan.warned or not self._plan.warns_not_kept:
             return
         self._plan.warned.add(label)
         warnings.warn(
-            f"the return value of {label} is not stored, so a duplicate gets no value: {outcome.reason}"
+            f"the return value of {label} is not kept, so a duplicate gets no value: {outcome.reason}"
             " (or set Policy(keep_value=False))",
             RuntimeWarning,
             stacklevel=4,

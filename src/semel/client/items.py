@@ -96,7 +96,7 @@ class ItemBuilder:
         """Where the guarded functions are defined, by the names of their records."""
         self.warns_not_kept: bool = True
         self.warned: set[str] = set()
-        """Handlers that were warned about because their values could not be stored."""
+        """Handlers that were warned about because their values could not be kept."""
         self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
         self.lease_us: int = duration_us(lease if policy.lease_s is None else policy.lease_s)
         if not LEASE_MIN_S * 1e6 <= self.lease_us <= LEASE_MAX_S * 1e6:
@@ -258,7 +258,7 @@ class ItemBuilder:
         )
 
     def completion(self, claim: Claim, granted: Granted, value: Any) -> Settle:
-        """Build the settle to `done`. A value that cannot be stored is left out: the effect has happened."""
+        """Build the settle to `done`. A value that cannot be kept is left out: the effect has happened."""
         try:
             kept = encode(value, None, self.policy.value_bytes_max) if self.policy.keep_value else None
         except ValueInvalid as error:
