@@ -42,9 +42,9 @@ def test_it_answers_as_a_dict_does() -> None:
         if dice.random() < 0.1 and keys:
             forgotten = marks.apply(Forget(("", "marks", keys[0])), 1)
             assert isinstance(forgotten, Forgotten if model.pop(keys[0], 0) > clock.ns else Absent)
-    live, held, over = sum(expiry > clock.ns for expiry in model.values()), len(marks), marks.expired()
+    live, held, over = sum(expiry > clock.ns for expiry in model.values()), len(marks), marks.count_expired()
     assert held - over == live
-    assert (marks.purge(), len(marks), marks.expired()) == (over, live, 0)
+    assert (marks.purge(), len(marks), marks.count_expired()) == (over, live, 0)
     assert all(marks.knows(key) is (expiry > clock.ns) for key, expiry in model.items())
 
 

@@ -154,7 +154,7 @@ def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
     gc.callbacks.append(intrude)
     gc.set_threshold(100)
     try:
-        assert (marks.expired(), marks.purge()) == (0, 0)
+        assert (marks.count_expired(), marks.purge()) == (0, 0)
     finally:
         gc.callbacks.remove(intrude)
         gc.set_threshold(*threshold)
@@ -184,10 +184,10 @@ def test_each_mark_ends_with_its_own_window() -> None:
     assert [short("s"), long("l"), *marks.add(batch, 1)] == [False] * (2 + BATCH_MIN)
     clock.ns += 1
     assert [short("s"), long("l"), *marks.add(batch, 1)] == [True, False, *[False] * BATCH_MIN]
-    assert marks.expired() == 1  # t, which nobody asked for again
+    assert marks.count_expired() == 1  # t, which nobody asked for again
     clock.ns += SECOND_NS
     assert marks.add(batch, LONG_US) == [True] * BATCH_MIN
-    assert (marks.purge(), marks.expired(), len(marks)) == (2, 0, 1 + BATCH_MIN)
+    assert (marks.purge(), marks.count_expired(), len(marks)) == (2, 0, 1 + BATCH_MIN)
 
 
 def test_after_its_batches_are_over_single_marks_need_no_lock() -> None:

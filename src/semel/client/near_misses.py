@@ -57,11 +57,11 @@ def _advice(verb: str, name: str, given: Any, options: Iterable[str]) -> str:
     if name in OTHER_NAMES:
         return f"{name} is no option of {verb}: {OTHER_NAMES[name]}"
     if name in OF_POLICY:
-        policy = f"Policy({name}={_shown(given)})"
+        policy = f"Policy({name}={_format_value(given)})"
         where = f"once.using({policy}).run(...)" if verb == "run" else f"{verb}(..., policy={policy})"
         return f"{name} belongs to Policy: {where}"
     if name in OF_OPEN:
-        return f"{name} belongs to open: semel.open(..., {name}={_shown(given)})"
+        return f"{name} belongs to open: semel.open(..., {name}={_format_value(given)})"
     from difflib import get_close_matches  # needed only for a mistyped option
 
     near = get_close_matches(name, options, n=1)
@@ -69,7 +69,7 @@ def _advice(verb: str, name: str, given: Any, options: Iterable[str]) -> str:
     return f"{name} is no option of {verb}: {meant}It takes {', '.join(sorted(options))}"
 
 
-def _shown(given: Any) -> str:
+def _format_value(given: Any) -> str:
     """Return a value as written in code; `...` for a long value or one without such a form."""
     return repr(given) if isinstance(given, str | int | float) and len(repr(given)) < 40 else "..."  # noqa: PLR2004
 

@@ -185,7 +185,7 @@ class Executor(ExecutorBase):
             return _call(command.call, None)
         run = self.begin(claim, granted)
         if run is None:
-            return _too_late()
+            return _claim_lost_error()
         outer = run.outer = running.get()
         try:
             running.set(run)
@@ -215,12 +215,12 @@ def _call(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
         if run is not None:
             run.kept.started = True  # from here on a release counts the attempt
         value = call()
-        return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
+        return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
         return _check_raised(error, run)
 
 
-def _unfinished(value: Any) -> Raised:
+def _unfinished_error(value: Any) -> Raised:
     """Return the error of a handler that returned a coroutine or generator: it has not run, so no attempt counts."""
     return Raised(refuse_unfinished(value), interrupted=True)
 
@@ -234,7 +234,7 @@ def _check_raised(error: BaseException, run: HandlerRun | None) -> Raised:
     )
 
 
-def _too_late() -> Raised:
+def _claim_lost_error() -> Raised:
     """Return the error of a claim that was lost before its handler started: nothing has happened."""
     return Raised(NotApplied("the claim was lost before the handler started"), interrupted=True, lost=True)
 
@@ -306,7 +306,7 @@ class AsyncExecutor(ExecutorBase):
             return await _acall(command.call, None)
         run = self.begin(claim, granted)
         if run is None:
-            return _too_late()
+            return _claim_lost_error()
         self.loop = asyncio.get_running_loop()
         outer = run.outer = running.get()
         try:
@@ -369,7 +369,7 @@ async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
     if run is None:
         try:
             value = await call()
-            return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
+            return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
         except asyncio.CancelledError as error:
             return Raised(error, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
@@ -381,7 +381,7 @@ async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
     kept.started = True
     try:
         value = await call()  # finished, lost or not: the store decides whose result counts
-        return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
+        return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
     except asyncio.CancelledError as error:
         if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
             return Raised(

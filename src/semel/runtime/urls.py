@@ -32,7 +32,7 @@ def option_texts(url: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, text in pairs:
         if name in texts:
-            raise _repeated(parts.scheme, name)
+            raise _repeated_error(parts.scheme, name)
         texts[name] = text
     return texts
 
@@ -53,7 +53,7 @@ def read_options(
     check_names(scheme, [*texts, *given], kinds, others)
     for name in given:
         if name in texts:
-            raise _repeated(scheme, name)
+            raise _repeated_error(scheme, name)
     return {
         name: _convert(scheme, name, value, kinds.get(name)) for name, value in {**texts, **given}.items()
     }
@@ -83,7 +83,7 @@ def check_names(
             )
 
 
-def _repeated(scheme: str, name: str) -> PolicyInvalid:
+def _repeated_error(scheme: str, name: str) -> PolicyInvalid:
     return PolicyInvalid(f"{scheme}: has the option {name} twice; give it once")
 
 

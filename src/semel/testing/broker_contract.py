@@ -21,7 +21,16 @@ from semel.client.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
 from semel.testing.broker_outages import CutOffBroker, Outages
-from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
+from semel.testing.broker_scene import (
+    SCENARIOS,
+    WITHIN_S,
+    Broker,
+    Scene,
+    Sent,
+    build_messages,
+    needs_order,
+    scenario,
+)
 from semel.testing.contract.harness import check, equal
 
 __all__ = ["SCENARIOS", "Broker", "BrokerSuite", "CutOffBroker", "Scene", "Sent", "arun", "broker_operations"]
@@ -37,20 +46,20 @@ LOOKS_MAX = 5
 async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
     """A batch of new messages."""
     keys = [f"k{n}" for n in range(50)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(build_messages(*keys))
     async with scene.running():
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "what ran")
 
 
 @scenario
 async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
     """The producer sent it again."""
-    await scene.broker.send(sent("a", "b"))
+    await scene.broker.send(build_messages("a", "b"))
     async with scene.running():
-        await scene.settled()
-        await scene.broker.send(sent("a", "a"))
-        await scene.settled()
+        await scene.wait_until_settled()
+        await scene.broker.send(build_messages("a", "a"))
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b"], "what ran")
 
 
@@ -73,10 +82,10 @@ async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
 async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     """A consumer dies with messages in hand."""
     keys = ["a", "b", "c"]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(build_messages(*keys))
     await scene.deliver_to_the_dead(len(keys))
     async with scene.running(source=scene.broker.source(deadline_s=1.0)):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), keys, "what ran")
 
 
@@ -86,11 +95,11 @@ async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
     held: list[int] = []
 
     async def handler(_message: Arrival) -> None:
-        held.append(await scene.broker.unsettled())
+        held.append(await scene.broker.count_unsettled())
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(held, [1], "what the broker held while the handler ran")
 
 
@@ -103,9 +112,9 @@ async def a_failed_handler_is_tried_again(scene: Scene) -> None:
         if scene.ran != ["a", "a", "a"]:
             raise RuntimeError("not yet")
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a", "a", "a"], "what ran")
 
 
@@ -119,9 +128,9 @@ async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
         if len(counts) < LOOKS_MAX:
             raise RuntimeError("not yet")
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     check(counts in ([0] * LOOKS_MAX, list(range(1, LOOKS_MAX + 1))), f"deliveries are counted: {counts}")
 
 
@@ -134,10 +143,10 @@ async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
             raise ValueError("naïve\nlines")
         await scene.note(message)
 
-    await scene.broker.send([*sent("a", "b"), Sent("bad", b"bad"), *sent("c")])
+    await scene.broker.send([*build_messages("a", "b"), Sent("bad", b"bad"), *build_messages("c")])
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b", "c"], "what ran")
     dead = await scene.broker.dead()
     equal([body for _, body in dead], [b"bad"], "the dead letters")
@@ -156,7 +165,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     source = scene.broker.source()
     dead_letter = source.dead_letter
 
-    async def watched(arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def watch_dead_letter(arrival: Arrival, letter: DeadLetterInfo) -> None:
         record = await once.records.lookup(letter.key)
         states.append("absent" if record is None else record.state)
         await dead_letter(arrival, letter)
@@ -164,10 +173,10 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     async def handler(_message: Arrival) -> None:
         raise ValueError("never")
 
-    source.dead_letter = watched  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    source.dead_letter = watch_dead_letter  # type: ignore[method-assign]
+    await scene.broker.send(build_messages("a"))
     async with scene.running(handler, once=once, source=source):
-        await scene.settled()
+        await scene.wait_until_settled()
     record = await once.records.lookup("a")
     states.append("absent" if record is None else record.state)
     equal(states, ["claimed", "failed"], "the record, when the letter was written and at the end")
@@ -180,7 +189,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
     source = scene.broker.source()
     receive = source.receive
 
-    async def watched(limit: int, wait_s: float) -> Sequence[Arrival]:
+    async def watch_receive(limit: int, wait_s: float) -> Sequence[Arrival]:
         found = await receive(limit, wait_s)
         times.extend(monotonic() for _ in found)
         return found
@@ -190,11 +199,11 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
         if len(scene.ran) == 1:
             raise RuntimeError("not yet")
 
-    source.receive = watched  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    source.receive = watch_receive  # type: ignore[method-assign]
+    await scene.broker.send(build_messages("a"))
     once = scene.client(policy=Policy(retry_delay_s=1.0))
     async with scene.running(handler, once=once, source=source):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a", "a"], "what ran")
     if source.redelivers:
         equal(len(times), 2, "how often it was delivered")
@@ -206,9 +215,9 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
 @scenario
 async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None:
     """No key is ever invented."""
-    await scene.broker.send([Sent("", b"nobody"), *sent("a")])
+    await scene.broker.send([Sent("", b"nobody"), *build_messages("a")])
     async with scene.running():
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a"], "what ran")
     equal([body for _, body in await scene.broker.dead()], [b"nobody"], "the dead letters")
 
@@ -219,9 +228,9 @@ async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) ->
     once = scene.client(lease="700ms")
     claim = await once.claim("a")
     check(isinstance(claim, Claimed), "the other worker has the claim")
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     async with scene.running(once=once) as runner:
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a"], "what ran")
     check(runner.counts.parked + runner.counts.returned <= LOOKS_MAX, "a busy message is no busy loop")
 
@@ -234,9 +243,9 @@ async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
         await scene.note(message)
         await asyncio.sleep(3.5)  # real time: three of the broker's deadlines, which it measures itself
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     async with scene.running(handler, source=scene.broker.source(deadline_s=1.0)) as runner:
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a"], "what ran")
     equal(runner.counts.received, 1, "how often it was delivered")
 
@@ -254,7 +263,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
         await scene.note(message)
 
     keys = [f"k{n}" for n in range(8)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(build_messages(*keys))
     once = scene.client()
     source = scene.broker.source(deadline_s=5.0)
     async with scene.running(slow, once=once, source=source, batch=2, concurrency=2) as runner:
@@ -266,7 +275,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
     equal(runner.counts.acked, len(scene.ran), "what ran is acknowledged")
     async with scene.running(once=once):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "what ran")
 
 
@@ -274,10 +283,10 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
 async def two_runners_share_the_work(scene: Scene) -> None:
     """Two consumers of one group."""
     keys = [f"k{n}" for n in range(60)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(build_messages(*keys))
     once = scene.client()
     async with scene.running(once=once, batch=5), scene.running(once=once, batch=5):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "what ran")
 
 
@@ -295,10 +304,10 @@ async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
 
     lanes = ("x", "y")
     await scene.broker.send(
-        [each for n in range(6) for lane in lanes for each in sent(f"{lane}{n}", lane=lane)]
+        [each for n in range(6) for lane in lanes for each in build_messages(f"{lane}{n}", lane=lane)]
     )
     async with scene.running(handler, order=True):
-        await scene.settled()
+        await scene.wait_until_settled()
     for lane in lanes:
         equal([key for key in scene.ran if key[0] == lane], [f"{lane}{n}" for n in range(6)], f"lane {lane}")
 

@@ -13,7 +13,7 @@ from semel.client.claims import Claimed
 from semel.errors import MessageTooLarge, SourceUnavailable
 from semel.observe.counters import CounterHook
 from semel.policy import Policy
-from semel.testing.broker_scene import WITHIN_S, Scene, scenario, sent
+from semel.testing.broker_scene import WITHIN_S, Scene, build_messages, scenario
 from semel.testing.contract.harness import check, equal
 from semel.types import Delivery
 
@@ -37,16 +37,16 @@ async def _wait_until(condition: Callable[[], object]) -> None:
 async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **options: Any) -> None:
     """Stop a runner while handlers run: no other starts, and it ends in time."""
     keys = [f"k{n:03}" for n in range(MESSAGES)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(build_messages(*keys))
     source = scene.broker.source(deadline_s=5.0)
     nack, nacks = source.nack, 0
 
-    async def counted(arrivals: Sequence[Arrival], delay_s: float) -> None:
+    async def count_nack(arrivals: Sequence[Arrival], delay_s: float) -> None:
         nonlocal nacks
         nacks += 1
         await nack(arrivals, delay_s)
 
-    source.nack = counted  # type: ignore[method-assign]
+    source.nack = count_nack  # type: ignore[method-assign]
     async with scene.running(handler, source=source, **options) as runner:
         await _wait_until(lambda: scene.ran)
         runner.stop()
@@ -61,7 +61,7 @@ async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **op
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
     equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
     async with scene.running(handler, **options):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), keys, "what ran")
 
 
@@ -113,7 +113,7 @@ async def what_was_delivered_before_runs_alone(scene: Scene) -> None:
         await _send_to_the_dead(scene, keys, hang, once)
         calls.clear()
         async with scene.running(credit, once=once, source=scene.broker.source(deadline_s=1.0), many=True):
-            await scene.settled()
+            await scene.wait_until_settled()
     equal(sorted(calls), [["a"], ["b"], ["c"]], "the calls")
 
 
@@ -135,7 +135,7 @@ async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: 
         for _ in range(attempts):  # what a worker leaves behind that dies while it runs the message
             check(isinstance(await Attempts(once).begin(killer), Attempt), "an attempt begins")
         async with scene.running(note, once=once, source=scene.broker.source(deadline_s=1.0)):
-            await scene.settled()
+            await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b"], "what ran")
     [(headers, body)] = await scene.broker.dead()
     letter = letter_of(headers)
@@ -146,7 +146,7 @@ async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: 
 
 async def _send_to_the_dead(scene: Scene, keys: list[str], hang: Any, once: Any) -> None:
     """Send messages, and have them delivered to a worker that dies with them."""
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(build_messages(*keys))
     got = await scene.deliver_to_the_dead(len(keys))
     if not got[0].deliveries:  # this broker does not count: a runner writes down what it starts
         await _die_with(scene, hang, once)
@@ -169,10 +169,10 @@ async def a_dead_letter_carries_the_last_error_of_the_handler(scene: Scene) -> N
         await scene.note(message)
         raise RuntimeError(f"no, number {len(scene.ran)}")
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     once = scene.client(policy=Policy(max_attempts=2, retry_delay_s=0.05))
     async with scene.running(handler, once=once):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a", "a"], "what ran")
     [(headers, _)] = await scene.broker.dead()
     letter = letter_of(headers)
@@ -210,12 +210,12 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
         raise ValueError("never")
 
     source.dead_letter = refuse  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     once = scene.client(policy=Policy(max_attempts=1, retry_delay_s=0.05))
     logging.getLogger("semel.runner").addHandler(log)
     try:
         async with scene.running(handler, once=once, source=source) as runner:
-            await scene.settled()
+            await scene.wait_until_settled()
     finally:
         logging.getLogger("semel.runner").removeHandler(log)
     equal(stuck, [1], "how many letters were stuck before it was written")
@@ -245,10 +245,10 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
         raise ValueError("never")
 
     source.dead_letter = small  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(build_messages("a"))
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once, source=source):
-        await scene.settled()
+        await scene.wait_until_settled()
     [(headers, body)] = await scene.broker.dead()
     letter = letter_of(headers)
     assert letter is not None
@@ -263,9 +263,9 @@ async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
     once = scene.client(lease="400ms", hooks=[tally])
     claims = [await scene.client(lease="400ms").claim(key) for key in ("a", "b")]
     check(all(isinstance(claim, Claimed) for claim in claims), "the other worker has the claims")
-    await scene.broker.send(sent("a", "a", "b", "c"))
+    await scene.broker.send(build_messages("a", "a", "b", "c"))
     async with scene.running(once=once) as runner:
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b", "c"], "what ran")
     received = runner.counts.received  # a broker may drop the copy itself
     found = [counts for part in tally.peek() for _, _, counts in part.consumers]

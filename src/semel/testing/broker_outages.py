@@ -17,7 +17,7 @@ from semel.client.client import aopen
 from semel.client.client_async import AsyncSemel
 from semel.errors import SourceRefused
 from semel.stores.memory.store import MemoryStore
-from semel.testing.broker_scene import WITHIN_S, Broker, Scene, sent
+from semel.testing.broker_scene import WITHIN_S, Broker, Scene, build_messages
 from semel.testing.contract.harness import check, equal
 
 __all__ = ["CutOffBroker", "Outages", "Reports"]
@@ -73,8 +73,8 @@ class Outages:
         """A source at an address where nobody listens; `None` leaves the scenario out."""
         return None
 
-    def refused(self) -> Sequence[Source]:
-        """Sources that the broker refuses, whatever the time: wrong credentials, a missing queue or stream."""
+    def refused_sources(self) -> Sequence[Source]:
+        """Return sources that the broker always refuses: wrong credentials, a missing queue or stream."""
         return ()
 
     async def cut_off_broker(self) -> CutOffBroker | None:
@@ -89,7 +89,7 @@ class Outages:
 
     def test_what_no_time_heals_ends_the_runner(self) -> None:
         """Wrong credentials, or no such queue: the runner ends with the reason instead of trying for ever."""
-        for source in self.refused():
+        for source in self.refused_sources():
             asyncio.run(_refusal(source))
 
     def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_heard(self) -> None:
@@ -143,7 +143,7 @@ async def _outage_in_the_middle(broker: CutOffBroker) -> None:
             await asyncio.sleep(QUIET_S)
             equal(len(reports.lines), 1, f"lines about the outage: {reports.lines}")
             await broker.reconnect()
-            await scene.settled()
+            await scene.wait_until_settled()
     equal(sorted(scene.ran), KEYS, "what ran")
     equal(len(reports.lines), 2, f"lines about the outage and its end: {reports.lines}")
 
@@ -158,7 +158,7 @@ async def _stop_in_an_outage(broker: CutOffBroker) -> None:
     check(took_s < STOPPED_WITHIN_S, f"a stop took {took_s:.1f} s while the broker was away")
     await broker.reconnect()
     async with scene.running(source=broker.source(deadline_s=1.0)):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), KEYS, "what ran")
 
 
@@ -170,7 +170,7 @@ async def _in_the_middle(scene: Scene) -> Any:
         await asyncio.sleep(HANDLER_S)
         await scene.note(message)
 
-    await scene.broker.send(sent(*KEYS))
+    await scene.broker.send(build_messages(*KEYS))
     source = scene.broker.source(deadline_s=1.0)
     async with scene.running(slow, source=source, concurrency=2, batch=10):
         async with asyncio.timeout(WITHIN_S):

@@ -18,7 +18,17 @@ from semel.client.client_async import AsyncSemel
 from semel.policy import Policy
 from semel.stores.memory.store import MemoryStore
 
-__all__ = ["SCENARIOS", "WITHIN_S", "Broker", "Scenario", "Scene", "Sent", "needs_order", "scenario", "sent"]
+__all__ = [
+    "SCENARIOS",
+    "WITHIN_S",
+    "Broker",
+    "Scenario",
+    "Scene",
+    "Sent",
+    "build_messages",
+    "needs_order",
+    "scenario",
+]
 
 WITHIN_S = 60.0
 """Much longer than any step takes. On a loaded computer a broker's own command line needs half a minute to start."""
@@ -49,8 +59,8 @@ class Broker(Protocol):
         """Another consumer of the same group, not yet open; with the broker's deadline where it has one."""
         ...
 
-    async def unsettled(self) -> int:
-        """How many messages the broker itself still holds for the group: not yet acknowledged."""
+    async def count_unsettled(self) -> int:
+        """Return how many messages the broker still holds for the group: those not yet acknowledged."""
         ...
 
     async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
@@ -89,10 +99,10 @@ class Scene:
         """Note that the message's handler ran."""
         self.ran.append(bytes(message.body).decode())
 
-    async def settled(self) -> None:
-        """Wait until the broker holds nothing any more."""
+    async def wait_until_settled(self) -> None:
+        """Wait until the broker holds no more messages."""
         async with asyncio.timeout(WITHIN_S):
-            while await self.broker.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
+            while await self.broker.count_unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
                 await asyncio.sleep(0.02)
 
     async def deliver_to_the_dead(self, count: int) -> list[Arrival]:
@@ -139,6 +149,6 @@ def needs_order(run: Scenario) -> Scenario:
     return run
 
 
-def sent(*keys: str, lane: str = "") -> list[Sent]:
-    """Messages whose bodies are their keys."""
+def build_messages(*keys: str, lane: str = "") -> list[Sent]:
+    """Build messages whose bodies are their keys."""
     return [Sent(key, key.encode(), lane) for key in keys]

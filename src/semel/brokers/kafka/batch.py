@@ -18,7 +18,7 @@ from semel.core.backoff import backoff_s
 from semel.runtime.process import asyncio
 from semel.types import Delivery, Lost, Renewed, SettleAnswer, Unavailable
 
-__all__ = ["Backlog", "Piece", "TransactionClaims", "cut", "parts_of"]
+__all__ = ["Backlog", "Piece", "TransactionClaims", "hold_back", "parts_of"]
 
 
 class Piece(msgspec.Struct, eq=False):
@@ -66,7 +66,7 @@ class Piece(msgspec.Struct, eq=False):
         self.sends = ()
 
 
-def cut(pieces: Sequence[Piece]) -> None:
+def hold_back(pieces: Sequence[Piece]) -> None:
     """Hold back the records behind one that does not go, and its copies."""
     stopped: set[Where] = set()
     before = -1

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from semel.brokers.dead_letters import DeadLetters, headers_of, letter_for
 from semel.brokers.failure_log import FailureLog
 from semel.brokers.handling import call_of
-from semel.brokers.kafka.batch import Backlog, Piece, TransactionClaims, cut, parts_of
+from semel.brokers.kafka.batch import Backlog, Piece, TransactionClaims, hold_back, parts_of
 from semel.brokers.kafka.sending import is_too_large
 from semel.brokers.kafka.source import place_of
 from semel.brokers.kafka.transactor import (
@@ -165,9 +165,9 @@ class KafkaTransaction:
             piece.number = number
         try:
             await self._claim(pieces)
-            cut(pieces)
+            hold_back(pieces)
             await self._handle(pieces)
-            cut(pieces)
+            hold_back(pieces)
             await self._finish(pieces)
         except BaseException:
             self._holdings.drop(pieces)
@@ -425,7 +425,7 @@ class KafkaTransaction:
         tries = 0
         while True:
             await self._holdings.check(pieces, self._outage_s)
-            cut(pieces)
+            hold_back(pieces)
             parts = parts_of(pieces)
             if not parts:
                 return ()

@@ -194,8 +194,8 @@ class HttpRequests:
 
     # --- opening ---
 
-    def met(self, response: httpx2.Response) -> None:
-        """Note what the server said of itself. Raises `StoreRefused` or `StoreUnavailable`."""
+    def note_server(self, response: httpx2.Response) -> None:
+        """Store the server's description of itself. Raises `StoreRefused` or `StoreUnavailable`."""
         if response.status_code != OK:
             raise self._problem(response)
         try:
@@ -240,8 +240,8 @@ class HttpRequests:
                 return RequestPart(rest, encoding.batch_of([encoding.encode_item(item) for item in rest]))
         return None
 
-    def failed(self, part: RequestPart, error: Exception) -> list[Answer]:
-        """No reply: whether the items were carried out is not known."""
+    def unavailable_answers(self, part: RequestPart, error: Exception) -> list[Answer]:
+        """Return `Unavailable` for each item of a request without a reply: the server may have executed them."""
         if self.closed:
             raise self.closed_error() from error
         answer = Unavailable(StoreUnavailable(f"{self.name} gave no answer: {type(error).__name__}: {error}"))
@@ -274,8 +274,8 @@ class HttpRequests:
 
         return stop
 
-    def told(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-        """Tell the listeners what this object has ended."""
+    def notify(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
+        """Notify the listeners of records that this object has ended."""
         for listener in self._listeners:
             for item, answer in zip(items, answers, strict=True):
                 if (type(answer) is Completed and not answer.already) or type(answer) is Forgotten:

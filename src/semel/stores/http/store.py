@@ -64,7 +64,7 @@ class HttpStore:
             response = self._clients.get().get(ABOUT_PATH)
         except FAILED as error:
             raise talk.unreachable(error) from error
-        talk.met(response)
+        talk.note_server(response)
 
     def close(self) -> None:
         """Let go of all connections; idempotent, and safe while others are inside `send`."""
@@ -82,7 +82,7 @@ class HttpStore:
         answers: list[Answer] = []
         for part in talk.parts(items):
             answers += self._ask(part)
-        talk.told(items, answers)
+        talk.notify(items, answers)
         return answers
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
@@ -100,7 +100,7 @@ class HttpStore:
                     raise
                 response = self._post(part)
         except (*FAILED, RuntimeError) as error:  # RuntimeError: the client was closed under us
-            return self._talk.failed(part, error)
+            return self._talk.unavailable_answers(part, error)
         answers = self._talk.answers(part, response)
         rest = self._talk.rest_of(part, answers)
         return answers if rest is None else answers[: -len(rest.items)] + self._ask(rest)

@@ -65,7 +65,7 @@ class AsyncHttpStore:
             response = await self._clients.get().get(ABOUT_PATH)
         except FAILED as error:
             raise talk.unreachable(error) from error
-        talk.met(response)
+        talk.note_server(response)
 
     async def aclose(self) -> None:
         """Let go of all connections; idempotent, and safe while others are inside `asend`."""
@@ -83,7 +83,7 @@ class AsyncHttpStore:
         answers: list[Answer] = []
         for part in talk.parts(items):
             answers += await self._ask(part)
-        talk.told(items, answers)
+        talk.notify(items, answers)
         return answers
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
@@ -101,7 +101,7 @@ class AsyncHttpStore:
                     raise
                 response = await self._post(part)
         except (*FAILED, RuntimeError) as error:  # RuntimeError: the client was closed under us
-            return self._talk.failed(part, error)
+            return self._talk.unavailable_answers(part, error)
         answers = self._talk.answers(part, response)
         rest = self._talk.rest_of(part, answers)
         return answers if rest is None else answers[: -len(rest.items)] + await self._ask(rest)

@@ -182,8 +182,8 @@ class MemoryMarks:
             now = self._clock()  # counted one by one: marks are added meanwhile, without the lock
             return self._drop_batches(now) + self._clear_all(now)
 
-    def expired(self) -> int:
-        """How many are over and still held."""
+    def count_expired(self) -> int:
+        """Return how many marks are expired and still held."""
         with self._lock:
             now = self._clock()
             singles = sum(expiry <= now for _, expiry in self._all_singles())
@@ -379,8 +379,8 @@ class CompactMarks:
                 self._sweep(at, now)
             return before - self._count
 
-    def expired(self) -> int:
-        """How many are over and still held."""
+    def count_expired(self) -> int:
+        """Return how many marks are expired and still held."""
         with self._lock:
             now = _pack(self._now_us())
             return sum(entry[DIGEST:] <= now for bucket in self._buckets for entry in _entries(bucket))

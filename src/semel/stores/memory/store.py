@@ -276,7 +276,7 @@ class MemoryStore:
     def _purge(self, item: Purge, now: int) -> Purged:
         if item.dry_run:
             gone = [record for record in self._records.values() if standing(record, now) is None]
-            marks = sum(marks.expired() for marks in self._marks.values())
+            marks = sum(marks.count_expired() for marks in self._marks.values())
             oldest = min((record.expires_at_us for record in gone), default=now)
             return Purged(len(gone) + marks, (now - oldest) / 1e6)
         marks = sum(marks.purge() for marks in self._marks.values())
@@ -294,7 +294,7 @@ class MemoryStore:
             elif record.state != "forgotten":
                 counter.add_records(record.tenant, record.consumer, counted_state(record))
         for (tenant, consumer), held in self._marks.items():
-            counter.add_marks(tenant, consumer, len(held) - held.expired())
+            counter.add_marks(tenant, consumer, len(held) - held.count_expired())
         return counter.stats()
 
     def _read_settings(self, _item: ReadSettings, _now: int) -> StoreSettings:

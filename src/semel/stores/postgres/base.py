@@ -59,8 +59,8 @@ class PostgresStoreBase:
     def _powers(self, *, durable: bool) -> Capabilities:
         return Capabilities(durable=durable, transactional=True, shared=True, notifies=True)
 
-    def found(self, found: SchemaState) -> None:
-        """Take over what the start checks found out."""
+    def apply_schema_state(self, found: SchemaState) -> None:
+        """Apply the results of the checks at the start."""
         for weakness in found.weaknesses:
             _log.warning("%s: %s", self.name, weakness)
         ahead_s = found.clock_us / 1e6 - time.time()
@@ -114,8 +114,10 @@ class PostgresStoreBase:
         self.consumers.clear()
         self.kinds.clear()
 
-    def failed(self, batch: PostgresBatch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
-        """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""
+    def answer_failed_stage(
+        self, batch: PostgresBatch, stage: Stage, rest: Sequence[Stage], error: StoreError
+    ) -> bool:
+        """Answer the items of failed stages. Returns whether to try the rest. Raises if nothing was answered."""
         if not isinstance(error, StoreUnavailable):
             raise error
         lost = [stage] if isinstance(error, StoreFull) else [stage, *rest]
@@ -135,8 +137,8 @@ class PostgresStoreBase:
             return tries < EXTENDS_MAX
         return is_transient(error) and tries < REPEATS_MAX - 1
 
-    def done(self, batch: PostgresBatch) -> list[Answer]:
-        """The answers, after everybody in this process was told of what changed."""
+    def finish_batch(self, batch: PostgresBatch) -> list[Answer]:
+        """Notify the waiters in this process of changed records, and return the answers."""
         self.ears.tell(batch.changed)
         self.ears.note(batch.items, batch.answers)
         return batch.answers

@@ -68,8 +68,8 @@ class ChangeListeners:
             for listener in self.listeners:
                 listener(record_id)
 
-    def heard(self, payload: str) -> None:
-        """What the server tells: digests in hexadecimal, one after the other."""
+    def on_payload(self, payload: str) -> None:
+        """Notify the listeners of a notification's records: digests in hexadecimal, one after the other."""
         step = 2 * DIGEST_BYTES
         for start in range(0, len(payload), step):
             try:
@@ -159,7 +159,7 @@ class ServerListener:
         self._ears.look_again()
         while not ended.is_set():
             for notify in line.notifies(timeout=HEAR_S):
-                self._ears.heard(notify.payload)
+                self._ears.on_payload(notify.payload)
                 if ended.is_set():
                     break
         with suppress(psycopg.Error):
@@ -233,7 +233,7 @@ class AsyncServerListener:
             self._ears.look_again()
             while True:
                 async for notify in line.notifies(timeout=self._place.wait_s / 2):
-                    self._ears.heard(notify.payload)
+                    self._ears.on_payload(notify.payload)
         finally:
             with suppress(psycopg.Error):
                 await line.execute(self._statements["unlisten"])

@@ -142,11 +142,11 @@ class PostgresStore(PostgresStoreBase):
             try:
                 self._stage(lines, batch, stage, tries)
             except StoreError as error:
-                if not self.failed(batch, stage, plan[number + 1 :], error):
+                if not self.answer_failed_stage(batch, stage, plan[number + 1 :], error):
                     break
         if batch.leaving:
             self._remove(lines, batch)
-        return self.done(batch)
+        return self.finish_batch(batch)
 
     def _open_pool(self) -> PostgresPool:
         lines = self._lines
@@ -162,7 +162,7 @@ class PostgresStore(PostgresStoreBase):
             )
             try:
                 with lines.line() as line:
-                    self.found(self._converse(line, prepare(self.name, self.place.schema)))
+                    self.apply_schema_state(self._converse(line, prepare(self.name, self.place.schema)))
             except psycopg.Error as error:
                 lines.close()
                 raise to_store_error(error, self.name) from error

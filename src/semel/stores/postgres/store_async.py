@@ -149,11 +149,11 @@ class AsyncPostgresStore(PostgresStoreBase):
             try:
                 await self._stage(lines, batch, stage, tries)
             except StoreError as error:
-                if not self.failed(batch, stage, plan[number + 1 :], error):
+                if not self.answer_failed_stage(batch, stage, plan[number + 1 :], error):
                     break
         if batch.leaving:
             await self._remove(lines, batch)
-        return self.done(batch)
+        return self.finish_batch(batch)
 
     async def _open_pool(self) -> AsyncPostgresPool:
         self._enter_loop()  # sync: drop
@@ -170,7 +170,7 @@ class AsyncPostgresStore(PostgresStoreBase):
             )
             try:
                 async with lines.line() as line:
-                    self.found(await self._converse(line, prepare(self.name, self.place.schema)))
+                    self.apply_schema_state(await self._converse(line, prepare(self.name, self.place.schema)))
             except psycopg.Error as error:
                 await lines.aclose()
                 raise to_store_error(error, self.name) from error

@@ -137,8 +137,8 @@ class RedisState:
 
         return stop
 
-    def told(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-        """Tell the listeners what this object has ended, and remember what they wait for."""
+    def notify(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
+        """Notify the listeners of records that this object has ended, and remember the records they wait for."""
         if not self.listeners:
             return
         waiting = self.waiting
@@ -147,8 +147,8 @@ class RedisState:
                 waiting[digest(record_id)] = record_id
         self._tell(list(ended_ids(items, answers)))
 
-    def heard(self, message: bytes) -> None:
-        """Others have ended these: digests, one after the other."""
+    def on_message(self, message: bytes) -> None:
+        """Notify the listeners of records that others have ended: digests, one after the other."""
         waiting = self.waiting
         if waiting:
             found = (
@@ -166,11 +166,11 @@ class RedisState:
         if isinstance(reply, Exception):
             raise reply
         if reply[0] == b"message":
-            self.heard(reply[2])
+            self.on_message(reply[2])
         return bool(reply[0] == b"subscribe")
 
-    def resubscribed(self) -> None:
-        """From here on all is heard again; what was missed may be anything, so everybody looks again."""
+    def on_resubscribed(self) -> None:
+        """Wake all waiters: messages may have been missed before the new subscription."""
         self._tell(list(self.waiting.values()))
 
     def _tell(self, ids: list[Id]) -> None:

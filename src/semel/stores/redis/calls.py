@@ -151,8 +151,8 @@ def pieces(total: int) -> Iterable[slice]:
         start, size = end, min(int(size * AHEAD_GROWTH), ITEMS_MAX // 2)
 
 
-def cut(part: CallPart) -> Iterable[CallPart]:
-    """Pieces that are not too large for one call."""
+def split_call(part: CallPart) -> Iterable[CallPart]:
+    """Split a call into parts that are not too large for one call."""
     if len(part.keys) <= ITEMS_MAX and sum(map(len, part.args)) <= CALL_BYTES_MAX:
         yield part
         return

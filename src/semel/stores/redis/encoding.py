@@ -21,7 +21,7 @@ from semel.stores.redis.records import (
     QUARANTINE,
     SLIDING,
     TYPE,
-    known,
+    read_known,
     unpack,
 )
 from semel.types import (
@@ -318,7 +318,7 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
             r = unpack(detail, item.id)
             return Granted(r.fence, r.attempt, r.lease_until_us, r.first_seen_us, r.steps, r.journal)
         case "K":
-            return known(detail, item.id, now)
+            return read_known(detail, item.id, now)
         case "B" | "J":
             return Busy(int(detail) / 1e6, letter == "J")
         case "M":

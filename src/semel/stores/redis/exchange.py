@@ -30,7 +30,6 @@ from semel.stores.redis.calls import (
     Scripts,
     Step,
     Steps,
-    cut,
     leave,
     one_by_one,
     pieces,
@@ -38,6 +37,7 @@ from semel.stores.redis.calls import (
     repeatable,
     runs,
     some,
+    split_call,
     take_marks,
 )
 from semel.stores.redis.errors import to_store_error
@@ -170,7 +170,7 @@ class RedisExchange:
                 yield from self._by_bucket(CallPart(kind, places, items, digests, args, common=common))
             else:
                 keys = [records[each[0] & 63] + each for each in digests]
-                yield from cut(CallPart(kind, places, items, keys, args, common=common))
+                yield from split_call(CallPart(kind, places, items, keys, args, common=common))
 
     def _encode(self, kind: PartKind, run: Sequence[Any]) -> list[encoding.Encoded]:
         return encoding.claims(run, readable=self.readable_keys) if kind == "claim" else encoding.ends(run)
@@ -184,7 +184,7 @@ class RedisExchange:
             part = some(whole, which)
             part.bucket = bucket
             part.keys = [self.layout.records[bucket] + each for each in part.keys]
-            yield from cut(part)
+            yield from split_call(part)
 
     def _mark_parts(self, at: int, item: Mark) -> Iterable[CallPart]:
         if self.bins_wanted:

@@ -78,7 +78,7 @@ class RedisListener:
             if link.connection.can_read(LISTEN_S):
                 if core.is_subscribed(link.read()):
                     if self._subscribed.is_set():
-                        core.resubscribed()
+                        core.on_resubscribed()
                     self._subscribed.set()
             elif not core.listeners:
                 return
@@ -123,7 +123,7 @@ class AsyncRedisListener:
                 while core.listeners:
                     if core.is_subscribed(await link.read()):
                         if self._subscribed.is_set():
-                            core.resubscribed()
+                            core.on_resubscribed()
                         self._subscribed.set()
             except Exception:  # noqa: BLE001 - whatever it is, polling goes on
                 self._subscribed.set()

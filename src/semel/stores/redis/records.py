@@ -153,8 +153,8 @@ _TIME_MASK = (1 << _TIME_BITS) - 1
 _DONE, _FAILED = 1, 2
 
 
-def known(raw: bytes, record_id: Id, now: int) -> Known:
-    """What a duplicate is told, without reading what it does not need. Raises `RecordCorrupt`."""
+def read_known(raw: bytes, record_id: Id, now: int) -> Known:
+    """Decode the answer for a duplicate, and only the fields that it needs. Raises `RecordCorrupt`."""
     try:
         flags, more, state = raw[1], raw[2], raw[1] & STATE_MASK
         times = int.from_bytes(raw[5:HEADER_BYTES])

@@ -74,7 +74,7 @@ class RedisStore(RedisStoreBase):
         if core.listeners:
             pool.listener.wait_subscribed()
         answers: list[Answer] = Pipeline(core, pool).run(core.carry_out(items))
-        core.told(items, answers)
+        core.notify(items, answers)
         return answers
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:

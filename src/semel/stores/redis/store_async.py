@@ -74,7 +74,7 @@ class AsyncRedisStore(RedisStoreBase):
         if core.listeners:
             await pool.listener.wait_subscribed()
         answers: list[Answer] = await AsyncPipeline(core, pool).run(core.carry_out(items))
-        core.told(items, answers)
+        core.notify(items, answers)
         return answers
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:

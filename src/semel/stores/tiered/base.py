@@ -69,8 +69,8 @@ class TieredStoreBase:
         """The truth tells of its changes."""
         return self.truth.watch(listener)
 
-    def _asked(self, step: Step, send: Callable[[Sequence[Item]], Any]) -> Any:
-        """Ask whom the step is for; what comes back is awaited where the stores are for event loops."""
+    def _ask(self, step: Step, send: Callable[[Sequence[Item]], Any]) -> Any:
+        """Execute a step on the cache or the truth; the result is awaited if the stores are async."""
         match step:
             case Look(digests, counts):
                 return self.cache.look(digests, counts)
@@ -83,7 +83,7 @@ class TieredStoreBase:
             case Clear():
                 return self.cache.clear()
             case ReadCounts():
-                return self.cache.counted()
+                return self.cache.read_counts()
 
     def _check_open(self) -> None:
         if self._closed:

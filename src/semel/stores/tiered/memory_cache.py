@@ -101,7 +101,7 @@ class MemoryCache:
         with self._lock:
             self._drop_all()
 
-    def counted(self) -> dict[str, int]:
+    def read_counts(self) -> dict[str, int]:
         """All counts of this process."""
         with self._lock:
             return dict(self._counts)
@@ -169,6 +169,6 @@ class AsyncMemoryCache:
         """Drop all copies."""
         self._cache.clear()
 
-    async def counted(self) -> dict[str, int]:
+    async def read_counts(self) -> dict[str, int]:
         """All counts of this process."""
-        return self._cache.counted()
+        return self._cache.read_counts()

@@ -91,8 +91,8 @@ class Cache(Protocol):
         """Drop all copies, and all that are under way."""
         ...
 
-    def counted(self) -> dict[str, int]:
-        """All counts that were ever told."""
+    def read_counts(self) -> dict[str, int]:
+        """Return the sums of all counts that were ever sent."""
         ...
 
 
@@ -138,8 +138,8 @@ class AsyncCache(Protocol):
         """Drop all copies, and all that are under way."""
         ...
 
-    async def counted(self) -> dict[str, int]:
-        """All counts that were ever told."""
+    async def read_counts(self) -> dict[str, int]:
+        """Return the sums of all counts that were ever sent."""
         ...
 
 
@@ -232,15 +232,15 @@ class Breaker:
             self._pause()
             return True
 
-    def failed(self) -> bool:
-        """The cache gave no answer; whether that is news."""
+    def note_failure(self) -> bool:
+        """Note a call without an answer; returns whether it is the first in a row."""
         with self._lock:
             self._failures += 1
             self._pause()
             return self._failures == 1
 
-    def worked(self) -> None:
-        """It did."""
+    def note_success(self) -> None:
+        """Note an answer of the cache."""
         if self._failures:
             with self._lock:
                 self._failures = 0

@@ -61,9 +61,9 @@ class RedisCache:
         """Drop all copies."""
         self._store.run(self._talk.clear())
 
-    def counted(self) -> dict[str, int]:
+    def read_counts(self) -> dict[str, int]:
         """The counts of all processes."""
-        return self._store.run(self._talk.counted())  # type: ignore[no-any-return]
+        return self._store.run(self._talk.read_counts())  # type: ignore[no-any-return]
 
 
 def _options(url: str) -> dict[str, Any]:

@@ -61,9 +61,9 @@ class AsyncRedisCache:
         """Drop all copies."""
         await self._store.run(self._talk.clear())
 
-    async def counted(self) -> dict[str, int]:
+    async def read_counts(self) -> dict[str, int]:
         """The counts of all processes."""
-        return await self._store.run(self._talk.counted())  # type: ignore[no-any-return]
+        return await self._store.run(self._talk.read_counts())  # type: ignore[no-any-return]
 
 
 def _options(url: str) -> dict[str, Any]:

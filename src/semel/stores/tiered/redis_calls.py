@@ -89,7 +89,7 @@ class CacheCalls:
         buckets = range(encoding.BUCKETS) if self._cluster else (0,)
         yield from self._ask(b"clear", {bucket: [] for bucket in buckets}, [], [], {})
 
-    def counted(self) -> Generator[Step, Any, dict[str, int]]:
+    def read_counts(self) -> Generator[Step, Any, dict[str, int]]:
         """All counts that were ever told."""
         buckets = range(encoding.BUCKETS) if self._cluster else (0,)
         replies = yield RedisQuery(

@@ -409,12 +409,12 @@ class Tier:
     def _note_cache_answer(self, reply: Any, counts: Mapping[str, int] | None = None) -> Any:
         """Note whether the cache works; what it was not told is told later."""
         if not isinstance(reply, StoreError):
-            self._breaker.worked()
+            self._breaker.note_success()
             return reply
         for name, number in (counts or {}).items():
             self._count(name, number)
         self._count("cache_errors", 1)
-        if self._breaker.failed():
+        if self._breaker.note_failure():
             _log.warning(
                 "the cache %s gives no answer, so the truth is asked for everything: %s",
                 self._cache_name,
@@ -427,8 +427,8 @@ class Tier:
             with self._lock:
                 self.counts[name] = self.counts.get(name, 0) + number
 
-    def missed(self, error: StoreError) -> None:
-        """The cache could not be reached."""
+    def note_cache_error(self, error: StoreError) -> None:
+        """Note that the cache could not be reached."""
         self._note_cache_answer(error)
 
     def parting(self) -> Generator[Step, Any, None]:

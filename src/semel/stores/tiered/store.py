@@ -53,7 +53,7 @@ class TieredStore(TieredStoreBase):
         try:
             self.cache.open()
         except StoreUnavailable as error:
-            self._tier.missed(error)
+            self._tier.note_cache_error(error)
 
     def close(self) -> None:
         """Let go of all of them, whatever one of them says; idempotent."""
@@ -73,7 +73,7 @@ class TieredStore(TieredStoreBase):
 
     def _perform(self, step: Step) -> Any:
         try:
-            return self._asked(step, self.truth.send)
+            return self._ask(step, self.truth.send)
         except StoreError as error:
             if ends(step, error):
                 raise

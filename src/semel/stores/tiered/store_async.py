@@ -52,7 +52,7 @@ class AsyncTieredStore(TieredStoreBase):
         try:
             await self.cache.aopen()
         except StoreUnavailable as error:
-            self._tier.missed(error)
+            self._tier.note_cache_error(error)
 
     async def aclose(self) -> None:
         """Let go of all of them, whatever one of them says; idempotent."""
@@ -72,7 +72,7 @@ class AsyncTieredStore(TieredStoreBase):
 
     async def _perform(self, step: Step) -> Any:
         try:
-            return await self._asked(step, self.truth.asend)
+            return await self._ask(step, self.truth.asend)
         except StoreError as error:
             if ends(step, error):
                 raise

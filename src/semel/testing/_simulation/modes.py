@@ -67,7 +67,7 @@ def task_for(mode: Mode, event: SimEvent, owner: bytes, wait_s: float, flaws: Fl
         quarantine=mode.quarantine,
     )
     policy = POLICIES[wait_s]
-    return Task(claim, _unused, replace(policy, probe=_unused_probe) if mode.probe else policy)
+    return Task(claim, _do_nothing, replace(policy, probe=_unused_probe) if mode.probe else policy)
 
 
 POLICIES = {
@@ -77,7 +77,7 @@ POLICIES = {
 """Duplicates that do not wait, that wait less than a lease, and that wait long enough to take over."""
 
 
-def _unused() -> None:
+def _do_nothing() -> None:
     """Stand in for the handler, which the simulated worker plays itself."""
 
 
@@ -86,18 +86,18 @@ def _unused_probe(_inquiry: Inquiry) -> CannotTell:
     return CannotTell()
 
 
-def leased(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """The real thing."""
+def lease_flow(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """Return the flow of `run` itself."""
     return flows.once(task)
 
 
-def marked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def mark_flow(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark, then run."""
     tenant, consumer, key = task.claim.id
     return flows.mark_then_run(Mark(tenant, consumer, [key], task.claim.window_us), task)
 
 
-def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def observe_flow(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Run whatever the store says."""
 
     def duplicate(_answer: ClaimAnswer) -> None:
@@ -106,14 +106,14 @@ def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any
     return flows.run_observed(task, duplicate)
 
 
-def inboxed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def inbox_flow(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark and effect in one transaction: begin, look, work, commit."""
     seen = yield from SimSeen(task.claim.id)
     if isinstance(seen, Unavailable):
         return seen
     if seen:
         return Done(None, replayed=True, kept=False)
-    ran = yield from Invoke(_unused)
+    ran = yield from Invoke(_do_nothing)
     if isinstance(ran, Raised):
         return Errored(ran.error, 1)
     committed = yield from Commit(task.claim.id, attempt)
@@ -125,16 +125,16 @@ def inboxed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="inbox", flow=inboxed, in_transaction=True),
-        Mode(name="lease-keyed", flow=leased, may_flush=True),
-        Mode(name="lease-fenced", flow=leased, sink="fenced", once=False, may_flush=True),
-        Mode(name="lease-plain", flow=leased, sink="plain", once=False, may_flush=True),
-        Mode(name="quarantine", flow=leased, sink="plain", quarantine=True),
-        Mode(name="lease-probe", flow=leased, sink="plain", probe=True),
-        Mode(name="quarantine-probe", flow=leased, sink="plain", quarantine=True, probe=True),
-        Mode(name="mark", flow=marked, sink="plain", may_lose=True),
-        Mode(name="observe", flow=observed, sink="plain", suppresses=False),
-        Mode(name="journal", flow=leased, journal=True),
+        Mode(name="inbox", flow=inbox_flow, in_transaction=True),
+        Mode(name="lease-keyed", flow=lease_flow, may_flush=True),
+        Mode(name="lease-fenced", flow=lease_flow, sink="fenced", once=False, may_flush=True),
+        Mode(name="lease-plain", flow=lease_flow, sink="plain", once=False, may_flush=True),
+        Mode(name="quarantine", flow=lease_flow, sink="plain", quarantine=True),
+        Mode(name="lease-probe", flow=lease_flow, sink="plain", probe=True),
+        Mode(name="quarantine-probe", flow=lease_flow, sink="plain", quarantine=True, probe=True),
+        Mode(name="mark", flow=mark_flow, sink="plain", may_lose=True),
+        Mode(name="observe", flow=observe_flow, sink="plain", suppresses=False),
+        Mode(name="journal", flow=lease_flow, journal=True),
     )
 }
 

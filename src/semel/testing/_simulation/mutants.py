@@ -10,7 +10,7 @@ from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Resolve, Settle
 from semel.core.machine import decide
 from semel.core.settlement import Task, outcome_of, plain, settlement_for
-from semel.testing._simulation.modes import FlowOf, acknowledges, leased
+from semel.testing._simulation.modes import FlowOf, acknowledges, lease_flow
 from semel.testing._simulation.referee import SimAttempt
 from semel.testing._simulation.store import Commit, Flaws
 from semel.testing._simulation.world import LEASE_US
@@ -123,7 +123,7 @@ def _fresh_owners(attempt: SimAttempt, flow: Flow[Any]) -> Generator[Any, Any, A
 
 def fresh_owner_each_try(attempt: SimAttempt, task: Task, flaws: Flaws) -> Flow[Outcome[Any]]:
     """The owner is not sent again after a lost reply."""
-    return _fresh_owners(attempt, leased(attempt, task, flaws))
+    return _fresh_owners(attempt, lease_flow(attempt, task, flaws))
 
 
 def mark_first(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:

@@ -131,12 +131,12 @@ class Referee:
 
     # --- what the store answers ---
 
-    def claimed(self, item: Claim, answer: Any, attempt: SimAttempt, now: int) -> None:
+    def check_claim(self, item: Claim, answer: Any, attempt: SimAttempt, now: int) -> None:
         """Check the answer to a claim."""
         if type(answer) is Granted:
-            self._granted(item, answer, attempt, now)
+            self._check_grant(item, answer, attempt, now)
         elif type(answer) is Known:
-            self._known(item.id, answer, now)
+            self._check_known(item.id, answer, now)
         elif type(answer) is Busy:
             held = self._held.get(item.id)
             if held is not None and held.attempt is attempt and held.until > now:
@@ -144,7 +144,7 @@ class Referee:
         elif type(answer) is Unknown:
             self.events[item.id].unknown = True
 
-    def _granted(self, item: Claim, answer: Granted, attempt: SimAttempt, now: int) -> None:
+    def _check_grant(self, item: Claim, answer: Granted, attempt: SimAttempt, now: int) -> None:
         held = self._held.get(item.id)
         if held is not None:
             if held.attempt is attempt and held.fence == answer.fence:
@@ -163,7 +163,7 @@ class Referee:
         self._held[item.id] = SimClaim(attempt, item.owner, answer.fence, answer.lease_until_us)
         self.events[item.id].grants += 1
 
-    def _known(self, record_id: Id, answer: Known, now: int) -> None:
+    def _check_known(self, record_id: Id, answer: Known, now: int) -> None:
         done = self._completed.get(record_id)
         if done is None:
             self._broken("invented", f"{record_id[2]}: answered as known, and nobody completed it")
@@ -173,7 +173,7 @@ class Referee:
         if done[1] != answer.value:
             self._broken("value", f"{record_id[2]}: replayed {answer.value!r}, stored was {done[1]!r}")
 
-    def renewed(self, item: Renew, answer: Any) -> None:
+    def check_renewal(self, item: Renew, answer: Any) -> None:
         """Check the answer to a renewal."""
         if type(answer) is not Renewed:
             return
@@ -183,7 +183,7 @@ class Referee:
             return
         held.until = answer.lease_until_us
 
-    def settled(self, item: Settle, answer: Any, now: int) -> None:
+    def check_settle(self, item: Settle, answer: Any, now: int) -> None:
         """Check the answer to a settle."""
         if type(answer) is not Completed:
             return
@@ -215,19 +215,19 @@ class Referee:
         event.failed = event.failed or failed
         event.values.append(value)
 
-    def taken(self, item: Resolve, answer: Forgotten, attempt: SimAttempt, now: int) -> None:
+    def check_takeover(self, item: Resolve, answer: Forgotten, attempt: SimAttempt, now: int) -> None:
         """A probe found that nothing had happened, and who asked has the claim."""
         self._held.pop(item.id, None)
         until = now + item.lease_us
         granted = Granted(answer.fence, attempt=1, lease_until_us=until, first_seen_us=now)
-        self._granted(Claim(item.id, item.owner, item.lease_us, 0), granted, attempt, now)
+        self._check_grant(Claim(item.id, item.owner, item.lease_us, 0), granted, attempt, now)
 
-    def forgotten(self, record_id: Id) -> None:
+    def note_forgotten(self, record_id: Id) -> None:
         """Somebody decided that the event may run again."""
         self._held.pop(record_id, None)
         self.events[record_id].unknown = False
 
-    def flushed(self) -> None:
+    def note_flush(self) -> None:
         """The store lost everything it knew."""
         self._held.clear()
         self._completed.clear()
@@ -236,17 +236,17 @@ class Referee:
 
     # --- what the runner does ---
 
-    def concluded(self, event: SimEvent, outcome: Any) -> None:
+    def check_value(self, event: SimEvent, outcome: Any) -> None:
         """A caller is told that the event is done: what it gets must be what is stored."""
         if type(outcome) is Done and outcome.kept and encode(outcome.value) not in event.values:
             self._broken("value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored")
 
-    def ran(self, attempt: SimAttempt, outcome: Any) -> None:
+    def check_effect(self, attempt: SimAttempt, outcome: Any) -> None:
         """In observe mode every delivery has its own effect."""
         if type(outcome) is Done and not attempt.effected:
             self._broken("suppressed", f"{attempt.event.payload}: {attempt.name} did not run")
 
-    def acked(self, attempt: SimAttempt, outcome: Any) -> None:
+    def check_ack(self, attempt: SimAttempt, outcome: Any) -> None:
         """The source will not send this copy again: the event has to be finished by now."""
         event = attempt.event
         if type(outcome) is Unknown and outcome.error is not None:

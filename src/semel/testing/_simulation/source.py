@@ -97,13 +97,13 @@ class SimQueue(SimSource):
             self._deliver(message)
 
     def _begin(self, worker: Worker, message: SimMessage) -> None:
-        def finished(run: SimRun, outcome: Any) -> None:
-            self._finished(run, outcome, message)
+        def finish(run: SimRun, outcome: Any) -> None:
+            self._finish(run, outcome, message)
 
         message.acked = message.acked or self.flaws.ack_on_receipt
-        self.run(worker, message.event, finished)
+        self.run(worker, message.event, finish)
 
-    def _finished(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
+    def _finish(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         world = self.world
         if self.mode.acks(outcome):
             if world.chance(world.weather.handler_crash):
@@ -118,12 +118,12 @@ class SimQueue(SimSource):
 
     def _check(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         if self.mode.suppresses:
-            self.referee.acked(run.attempt, outcome)
-            self.referee.concluded(message.event, outcome)
+            self.referee.check_ack(run.attempt, outcome)
+            self.referee.check_value(message.event, outcome)
         else:
-            self.referee.ran(run.attempt, outcome)
+            self.referee.check_effect(run.attempt, outcome)
 
-    def unfinished(self) -> list[str]:
+    def list_unfinished(self) -> list[str]:
         """What was never acknowledged."""
         return [message.event.payload for message in self.messages if not message.acked]
 
@@ -147,7 +147,7 @@ class Socket(SimSource):
         for worker in self.workers:
             if worker.alive:
                 self.world.after(
-                    worker, self.world.between(0, LEASE_US // 10), self.run, worker, event, _dropped
+                    worker, self.world.between(0, LEASE_US // 10), self.run, worker, event, _ignore
                 )
 
     def listen(self, until_us: int) -> None:
@@ -162,10 +162,10 @@ class Socket(SimSource):
 
     def _sweep(self, worker: Worker) -> None:
         fair = self.world.now >= self.world.faults_until + QUIET_US
-        if self.world.now >= self.sweep_until_us or (fair and not self.unfinished()):
+        if self.world.now >= self.sweep_until_us or (fair and not self.list_unfinished()):
             return
         self._listen(worker)
-        run = SimRun(worker, self.attempt(worker, self.events[0]), iter(()), _dropped)  # type: ignore[arg-type]
+        run = SimRun(worker, self.attempt(worker, self.events[0]), iter(()), _ignore)  # type: ignore[arg-type]
 
         def task(record: Record) -> Task:
             run.attempt.over = True
@@ -179,10 +179,10 @@ class Socket(SimSource):
         """What a journaled record stands for."""
         return self.referee.events[record_id]
 
-    def unfinished(self) -> list[str]:
+    def list_unfinished(self) -> list[str]:
         """What was accepted and is not done."""
         return [event.payload for event in self.events if event.grants and not event.completed]
 
 
-def _dropped(run: SimRun, outcome: Any) -> None:
+def _ignore(run: SimRun, outcome: Any) -> None:
     """Nobody to acknowledge to: what is not done is in the journal."""

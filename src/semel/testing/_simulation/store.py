@@ -158,15 +158,15 @@ class SimStore:
                 for wake in self.watchers.pop(item.id):
                     wake()
         if kind is Claim:
-            self.referee.claimed(item, answer, attempt, true_now)
+            self.referee.check_claim(item, answer, attempt, true_now)
         elif kind is Renew:
-            self.referee.renewed(item, answer)
+            self.referee.check_renewal(item, answer)
         elif kind is Settle:
-            self.referee.settled(item, answer, true_now)
+            self.referee.check_settle(item, answer, true_now)
         elif kind is Resolve and type(answer) is Completed:
             self.referee.complete(item.id, item.value, true_now)
         elif kind is Resolve and type(answer) is Forgotten:
-            self.referee.taken(item, answer, attempt, true_now)
+            self.referee.check_takeover(item, answer, attempt, true_now)
         return answer
 
     def _mark(self, record_id: Id, window_us: int, now: int) -> bool:
@@ -209,7 +209,7 @@ class SimStore:
         """Lose everything: a failover to an empty node, an eviction, a hand on the wrong key."""
         self.records.clear()
         self.marks.clear()
-        self.referee.flushed()
+        self.referee.note_flush()
         if self.world.trace is not None:
             self.world.note("the store loses everything")
 
@@ -225,7 +225,7 @@ class SimStore:
             raise Violation("unresolved", f"{event.payload}: {answer!r} to the operator")
         self.records[event.id] = written
         if type(answer) is Forgotten:
-            self.referee.forgotten(event.id)
+            self.referee.note_forgotten(event.id)
             return True
         self.referee.complete(event.id, None, self.now())
         return False

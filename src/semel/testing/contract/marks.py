@@ -17,7 +17,7 @@ def _mark(
     return Mark(b.tenant + tenant, consumer, list(keys), b.us(window))
 
 
-def _marked(
+def _check_marks(
     b: ScenarioContext, keys: Sequence[str], wanted: Sequence[bool], what: str, window: float = LONG
 ) -> Flow[None]:
     answer = expect((yield from _mark(b, keys, window)), Marked)
@@ -27,33 +27,33 @@ def _marked(
 @scenario()
 def a_mark_is_the_first_once(b: ScenarioContext) -> Flow[None]:
     """True the first time, False from then on."""
-    yield from _marked(b, ["a"], [True], "the first mark")
+    yield from _check_marks(b, ["a"], [True], "the first mark")
     for _ in range(3):
-        yield from _marked(b, ["a"], [False], "a repeated mark")
+        yield from _check_marks(b, ["a"], [False], "a repeated mark")
 
 
 @scenario()
 def each_key_of_a_mark_is_its_own(b: ScenarioContext) -> Flow[None]:
     """Known keys among new ones are told apart by position, and the new ones are marked all the same."""
-    yield from _marked(b, ["b", "d"], [True, True], "new keys")
-    yield from _marked(b, ["a", "b", "c", "d", "e"], [True, False, True, False, True], "mixed keys")
-    yield from _marked(b, ["e", "c", "a"], [False, False, False], "keys marked among known ones")
-    yield from _marked(b, [], [], "no keys")
+    yield from _check_marks(b, ["b", "d"], [True, True], "new keys")
+    yield from _check_marks(b, ["a", "b", "c", "d", "e"], [True, False, True, False, True], "mixed keys")
+    yield from _check_marks(b, ["e", "c", "a"], [False, False, False], "keys marked among known ones")
+    yield from _check_marks(b, [], [], "no keys")
 
 
 @scenario()
 def many_keys_are_marked_at_once(b: ScenarioContext) -> Flow[None]:
     """A thousand keys in one item, every other of them known."""
     keys = [f"key {number}" for number in range(MANY)]
-    yield from _marked(b, keys[::2], [True] * (MANY // 2), "every other key")
-    yield from _marked(b, keys, [False, True] * (MANY // 2), "all keys")
+    yield from _check_marks(b, keys[::2], [True] * (MANY // 2), "every other key")
+    yield from _check_marks(b, keys, [False, True] * (MANY // 2), "all keys")
 
 
 @scenario()
 def odd_keys_are_marked_apart(b: ScenarioContext) -> Flow[None]:
     """Keys that differ only just are different marks."""
-    yield from _marked(b, KEYS, [True] * len(KEYS), "all odd keys")
-    yield from _marked(b, KEYS, [False] * len(KEYS), "all odd keys again")
+    yield from _check_marks(b, KEYS, [True] * len(KEYS), "all odd keys")
+    yield from _check_marks(b, KEYS, [False] * len(KEYS), "all odd keys again")
 
 
 @scenario()
@@ -68,34 +68,34 @@ def marks_of_others_are_apart(b: ScenarioContext) -> Flow[None]:
 @scenario()
 def a_mark_expires(b: ScenarioContext) -> Flow[None]:
     """After its window a key is new; a repetition meanwhile does not prolong it; purging changes nothing."""
-    yield from _marked(b, ["short", "again"], [True, True], "new keys", window=SHORT)
-    yield from _marked(b, ["long"], [True], "a new key", window=LONG)
-    yield from _marked(b, ["again"], [False], "a repeated key", window=LONG)
+    yield from _check_marks(b, ["short", "again"], [True, True], "new keys", window=SHORT)
+    yield from _check_marks(b, ["long"], [True], "a new key", window=LONG)
+    yield from _check_marks(b, ["again"], [False], "a repeated key", window=LONG)
     yield from b.much_later()
     yield from b.purge()
     expect((yield from Lookup(b.id("short", consumer="marks"))), Absent)
-    yield from _marked(b, ["short", "long", "again"], [True, False, True], "after the window")
-    yield from _marked(b, ["short", "long", "again"], [False, False, False], "marked again")
+    yield from _check_marks(b, ["short", "long", "again"], [True, False, True], "after the window")
+    yield from _check_marks(b, ["short", "long", "again"], [False, False, False], "marked again")
 
 
 @scenario()
 def a_mark_may_be_looked_up_and_forgotten(b: ScenarioContext) -> Flow[None]:
     """It is a done record without a value; forgotten, its key is new and its neighbours are not."""
-    yield from _marked(b, ["a", "b"], [True, True], "new keys")
+    yield from _check_marks(b, ["a", "b"], [True, True], "new keys")
     place = b.id("a", consumer="marks")
     expect((yield from Lookup(place)), Record, id=place, state="done", value=None)
     expect((yield from Lookup(b.id("c", consumer="marks"))), Absent)
     expect((yield from Forget(place)), Forgotten)
     expect((yield from Lookup(place)), Absent)
     expect((yield from Forget(place)), Absent)
-    yield from _marked(b, ["a", "b"], [True, False], "after forget")
+    yield from _check_marks(b, ["a", "b"], [True, False], "after forget")
 
 
 @scenario()
 def marks_are_counted(b: ScenarioContext) -> Flow[None]:
     """The statistics say how many marks are live, by consumer."""
-    yield from _marked(b, ["a", "b", "c"], [True] * 3, "new keys")
-    yield from _marked(b, ["gone"], [True], "a new key", window=SHORT)
+    yield from _check_marks(b, ["a", "b", "c"], [True] * 3, "new keys")
+    yield from _check_marks(b, ["gone"], [True], "a new key", window=SHORT)
     yield from b.later()
     stats = expect((yield from Count(b.tenant)), Stats)
     equal((stats.marks, stats.consumers), (3, {"marks": 3}), "marks and consumers")

@@ -228,19 +228,19 @@ def windows_are_stored(b: ScenarioContext) -> Flow[None]:
     """By tenant, consumer and event type: set, changed, switched off, removed."""
     place = (b.tenant, "consumer", "order")
 
-    def stored() -> Flow[dict[str, int]]:
+    def read_windows() -> Flow[dict[str, int]]:
         windows = expect((yield from ReadSettings()), StoreSettings).windows
         return {event_type: us for (whose, _, event_type), us in windows.items() if whose == b.tenant}
 
-    equal((yield from stored()), {}, "windows of a new tenant")
+    equal((yield from read_windows()), {}, "windows of a new tenant")
     for window_us in (b.us(LONG), b.us(SHORT), 0):
         equal((yield from SetWindow(*place, window_us)), None, "the answer")
-        equal((yield from stored()), {"order": window_us}, "windows")
+        equal((yield from read_windows()), {"order": window_us}, "windows")
     yield from SetWindow(b.tenant, "consumer", "", b.us(LONG))
-    equal((yield from stored()), {"order": 0, "": b.us(LONG)}, "windows")
+    equal((yield from read_windows()), {"order": 0, "": b.us(LONG)}, "windows")
     yield from SetWindow(*place, None)
     yield from SetWindow(*place, None)
-    equal((yield from stored()), {"": b.us(LONG)}, "windows after a removal")
+    equal((yield from read_windows()), {"": b.us(LONG)}, "windows after a removal")
 
 
 @scenario()

@@ -112,7 +112,7 @@ class _Ear:
             self._heard.append(record_id)
             self._changed.notify_all()
 
-    def heard(self) -> list[Id]:
+    def heard_ids(self) -> list[Id]:
         with self._changed:
             return list(self._heard)
 
@@ -153,7 +153,7 @@ class _Session:
             case Unlisten():
                 self.ear.stop()
             case Heard():
-                return self.ear.heard()
+                return self.ear.heard_ids()
             case _:
                 raise TypeError(f"a scenario yielded {command!r}")
         return None
