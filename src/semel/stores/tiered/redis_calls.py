@@ -90,7 +90,7 @@ class CacheCalls:
         yield from self._ask(b"clear", {bucket: [] for bucket in buckets}, [], [], {})
 
     def read_counts(self) -> Generator[Step, Any, dict[str, int]]:
-        """All counts that were ever told."""
+        """Return the sums of all counts that were ever sent."""
         buckets = range(encoding.BUCKETS) if self._cluster else (0,)
         replies = yield RedisQuery(
             [RedisCall([b"HGETALL", self._heads[bucket] + b"counts"], bucket) for bucket in buckets]
