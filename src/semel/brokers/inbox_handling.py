@@ -42,8 +42,8 @@ from semel.types import Delivery, Done, Errored, Outcome, Unavailable
 __all__ = ["InboxHandling"]
 
 OFF_DELIVERIES = 2
-"""Times `max_attempts`: where the window of an event type is off nothing is recorded, and a message that was delivered
-more often than this is dead-lettered."""
+"""A factor of `max_attempts`: if the window of an event type is off, nothing is recorded, and a message with more
+deliveries than this is dead-lettered."""
 _alone: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
 """One suspected message at a time in a process, so that a crash counts only for the one that runs."""
 

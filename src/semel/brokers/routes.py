@@ -235,7 +235,7 @@ def _read(wanted: Any, reads: Callable[[Arrival], Any], arrival: Arrival) -> Any
         return reads(arrival)
     except (ValueError, RecursionError) as error:  # msgspec's, pydantic's and UTF-8's errors are ValueErrors
         name = getattr(wanted, "__name__", str(wanted))
-        raise MessageInvalid(f"the message does not read as {name}: {error}") from error
+        raise MessageInvalid(f"the message cannot be decoded as {name}: {error}") from error
 
 
 async def in_thread(threads: Executor | None, fn: Callable[..., Any], *given: Any) -> Any:

@@ -149,7 +149,7 @@ def load_scheme_function(url: str, functions: Mapping[str, str]) -> Any:
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in functions:
         known = ", ".join(f"{name}:" for name in functions)
-        raise UsageError(f"no source answers to {scheme}:; known are {known}")
+        raise UsageError(f"there is no source for {scheme}:; known are {known}")
     module, _, function = functions[scheme].partition(":")
     try:
         return getattr(import_module(module), function)

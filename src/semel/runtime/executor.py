@@ -383,7 +383,7 @@ async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
         value = await call()  # finished, lost or not: the store decides whose result counts
         return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
     except asyncio.CancelledError as error:
-        if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
+        if kept.stopped and task.cancelling() == cancelling + 1:  # only the keeper has cancelled it
             return Raised(
                 ClaimLost("another attempt took over, or the store could not be reached"), lost=True
             )

@@ -37,9 +37,9 @@ CO_ASYNC_GENERATOR = 0x200
 CO_LATER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR
 """Flags of functions whose call runs nothing yet, as in `inspect`, which is slow to load and to call."""
 BLOCKING = 0
-"""Of these, the flags of a plain function; `Semel` calls nothing else without a closer look."""
+"""Of these, the flags of a plain function; `Semel` checks any other callable more closely before it calls it."""
 AWAITABLE = CO_COROUTINE
-"""Of these, the flags of an `async def`; `AsyncSemel` awaits nothing else without a closer look."""
+"""Of these, the flags of an `async def`; `AsyncSemel` checks any other callable more closely before it awaits it."""
 
 UNFINISHED: frozenset[type] = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
 """Types of values that a handler must not return: their work has not run."""
