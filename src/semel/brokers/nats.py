@@ -89,7 +89,8 @@ class JetStream:
                 found = await self._create_consumer()
             if found.config.ack_policy != AckPolicy.EXPLICIT:
                 raise UsageError(
-                    f"the consumer {options.durable} has no explicit acks; use another consumer, or set its ack policy to explicit"
+                    f"the consumer {options.durable} has no explicit acks; use another consumer, or set its ack policy"
+                    " to explicit"
                 )
             self.deadline_s = found.config.ack_wait or options.deadline_s
             await self._make_dead_letter_place()
