@@ -69,7 +69,7 @@ class Storm:
                     if noted > events * self.kills // 10:
                         self._kill(workers)
                     await asyncio.sleep(self._chance.random() / 4)
-                while await broker.unsettled():  # noqa: ASYNC110 - another process's work
+                while await broker.count_unsettled():  # noqa: ASYNC110 - another process's work
                     await asyncio.sleep(0.1)
         finally:
             for worker in workers:

@@ -49,7 +49,7 @@ async def scene(made: Made, folder: Path) -> None:
             runner = Runner(broker.source(), [Route(charge, once=once)])
             running = asyncio.create_task(runner.run())
             async with asyncio.timeout(60):
-                while await broker.unsettled():  # noqa: ASYNC110 - the broker's own word counts
+                while await broker.count_unsettled():  # noqa: ASYNC110 - the broker's own word counts
                     await asyncio.sleep(0.1)
             runner.stop()
             await running

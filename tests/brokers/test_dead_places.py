@@ -34,7 +34,7 @@ async def work_off(broker: Any, url: str, handler: Any = refuse) -> Runner:
         running = asyncio.create_task(runner.run())
 
         async def is_settled() -> bool:
-            return running.done() or not await broker.unsettled()
+            return running.done() or not await broker.count_unsettled()
 
         await until(is_settled)
         runner.stop()

@@ -42,7 +42,7 @@ class TestKafka(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"kafka://127.0.0.1:{NOBODY}/t?group=g")
 
-    def refused(self) -> list[Source]:
+    def refused_sources(self) -> list[Source]:
         secured = service.secured()
         options = "security=SASL_PLAINTEXT&mechanism=PLAIN&username=semel&password=wrong"
         return [
@@ -106,7 +106,7 @@ def test_consumers_join_and_leave_under_load_and_no_offset_passes_what_is_not_do
                 await topic.send([Sent(key, key.encode()) for key in keys[at : at + 100]])
                 await asyncio.sleep(0.3)  # the load goes on while they come and go
             await asyncio.gather(*guests)
-            await scene.settled()
+            await scene.wait_until_settled()
         watching.cancel()
         assert effects == Counter(keys)
         assert passed == []
@@ -133,7 +133,7 @@ def test_a_consumer_that_receives_nothing_for_longer_than_the_poll_interval_stay
         await topic.send([Sent(f"k{n}", f"k{n}".encode()) for n in range(4)])
         source = from_url(f"{topic.url}&session_s=1.5&poll_s=1.5")
         async with scene.running(handler, source=source, batch=4, in_hand=4, concurrency=4) as runner:
-            await scene.settled()
+            await scene.wait_until_settled()
         assert sorted(scene.ran) == ["k0", "k1", "k2", "k3"]
         assert runner.counts.received == 4, "nobody took its partitions, so nothing came twice"
         assert runner.counts.acked == 4

@@ -276,7 +276,7 @@ def test_workers_killed_with_9_amid_load_and_every_output_is_there_once(tmp_path
         hits = 0
         try:
             for number in range(kills):
-                hits += bool(await pipe.unsettled())
+                hits += bool(await pipe.count_unsettled())
                 await scene.send(
                     *deliveries[half + number * half // kills : half + (number + 1) * half // kills]
                 )

@@ -46,7 +46,7 @@ class Stream:
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(self.url(deadline_s or 2.0))
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         try:
             consumer = await self.jetstream.consumer_info(self.name, "d")
         except NotFoundError:
@@ -81,7 +81,7 @@ class TestNats(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d")
 
-    def refused(self) -> list[Source]:
+    def refused_sources(self) -> list[Source]:
         host = service.secured().removeprefix("nats://")
         return [
             from_url(f"{service.url()}?stream=missing&durable=d"),

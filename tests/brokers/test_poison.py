@@ -43,7 +43,7 @@ async def deaths_until_settled(broker: Any, command: list[str], table: str) -> i
     while True:
         worker = subprocess.Popen(command, cwd=ROOT, env=environment(**{TABLE: table}))  # noqa: ASYNC220 - it only starts
         try:
-            while worker.poll() is None and await broker.unsettled():  # noqa: ASYNC110 - a broker has no event
+            while worker.poll() is None and await broker.count_unsettled():  # noqa: ASYNC110 - a broker has no event
                 await asyncio.sleep(0.1)
         finally:
             if worker.poll() is None:

@@ -24,7 +24,7 @@ class InProcess:
             self.queue.deadline_s = deadline_s
         return self.queue.source()
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         return len(self.queue)
 
     async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:

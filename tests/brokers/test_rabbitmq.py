@@ -55,7 +55,7 @@ class Queue:
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(self.url)
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         """Ready, delivered and postponed ones."""
         queues = [self.name, f"{self.name}.retry.1s", f"{self.name}.retry.5s"]
         return await asyncio.to_thread(service.messages, queues)
@@ -85,7 +85,7 @@ class TestRabbitmq(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"amqp://127.0.0.1:{NOBODY}/?queue=q")
 
-    def refused(self) -> list[Source]:
+    def refused_sources(self) -> list[Source]:
         url = service.url()
         return [
             from_url(f"{url.replace('guest:guest', 'guest:wrong')}?queue=q"),

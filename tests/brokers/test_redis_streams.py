@@ -37,7 +37,7 @@ class Stream:
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(f"{self.url}?stream={self.name}&group=g&deadline_s={deadline_s or 2.0}")
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         if not await self.redis.exists(self.name):
             return 0
         groups = await self.redis.xinfo_groups(self.name)
@@ -70,7 +70,7 @@ class TestRedisStreams(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"redis://127.0.0.1:{NOBODY}/0?stream=s&group=g")
 
-    def refused(self) -> list[Source]:
+    def refused_sources(self) -> list[Source]:
         host = service.place("streams").partition("?")[0].removeprefix("redis://")
         return [from_url(f"redis://somebody:wrong@{host}?stream=s&group=g")]
 

@@ -69,7 +69,7 @@ class Queue:
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(self.url(deadline_s or 2.0))
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         return await asyncio.to_thread(self._unsettled)
 
     def _unsettled(self) -> int:
@@ -114,7 +114,7 @@ class TestSqs(broker_contract.BrokerSuite):
         with sqs_refusals.endpoint() as self.refusing:
             yield
 
-    def refused(self) -> list[Source]:
+    def refused_sources(self) -> list[Source]:
         endpoints = [f"{self.refusing}/{code}" for code in sqs_refusals.REFUSED]
         return [
             from_url(f"sqs://eu-west-1/missing?endpoint={endpoint}")

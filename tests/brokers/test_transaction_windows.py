@@ -76,7 +76,7 @@ class Struck(KafkaTransaction):
             raise Died
         if self.window == "claim_reply_lost":
             self.window = ""
-            self._holdings.forsake(pieces)
+            self._holdings.drop(pieces)
             for piece in pieces:
                 piece.again_s, piece.runs = 0.05, False
         if self.window.startswith("effect"):

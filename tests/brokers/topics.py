@@ -66,7 +66,7 @@ class Topic:
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(f"{self.url}&session_s={max(1.0, deadline_s or 2.0)}")
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         return await asyncio.to_thread(self._unsettled)
 
     def _places(self) -> list[TopicPartition]:
@@ -179,6 +179,6 @@ class Pipe(Topic):
         """Wait until the group's committed offsets are at the end."""
 
         async def is_settled() -> bool:
-            return not await self.unsettled()
+            return not await self.count_unsettled()
 
         await until(is_settled)

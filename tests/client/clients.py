@@ -250,7 +250,7 @@ class Either:
         """The claims that its keepers hold."""
         runtime = self.inner._runtime
         held = dict(runtime.keeper.kept)
-        for desk in runtime._desks.values():
+        for desk in runtime._loop_states.values():
             held |= desk.keeper.kept
         return held
 

@@ -333,7 +333,7 @@ async def test_loops_that_ended_are_let_go(place: Place) -> None:
     thread.start()
     await until(lambda: not thread.is_alive())
     await client.run("here", handler)
-    assert len(client.inner._runtime._desks) <= 2
+    assert len(client.inner._runtime._loop_states) <= 2
 
 
 @only_sync

@@ -124,7 +124,7 @@ async def test_what_cannot_be_kept_warns_once_and_the_later_error_says_why(clien
     with pytest.warns(RuntimeWarning) as warned:
         assert [type(await call(order)) for order in ("a", "b")] == [Response, Response]
     (warning,) = warned
-    assert "respond returns is not kept" in str(warning.message)
+    assert "respond is not kept" in str(warning.message)
     assert "return plain data" in str(warning.message)
     with pytest.raises(semel.errors.ValueNotKept, match="Response cannot be stored; return plain data"):
         await call("a")

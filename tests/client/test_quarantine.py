@@ -117,7 +117,7 @@ async def test_one_that_lost_its_claim_before_its_turn_is_not_unknown(place: Pla
     def handler(body: int) -> None:
         for owner, kept in client.kept.items():
             if kept.claim.id[2] == "k1":
-                kept.tell()  # as the keeper does when the store does not answer
+                kept.report_lost()  # as the keeper does when the store does not answer
                 assert owner
 
     outcomes = await client.run_many([Delivery(key=f"k{at}", body=at) for at in range(2)], handler)
@@ -164,11 +164,11 @@ async def test_a_lost_claim_with_everything_permanent_is_not_failed(place: Place
     client = place.open(policy=semel.Policy(permanent=(Exception,)))
 
     def handler() -> None:
-        semel.current()._run.kept.tell()  # as the keeper does when the store does not answer
+        semel.current()._run.kept.report_lost()  # as the keeper does when the store does not answer
         raise semel.errors.ClaimLost("so I stop")
 
     async def ahandler() -> None:
-        semel.current()._run.kept.tell()
+        semel.current()._run.kept.report_lost()
         await asyncio.Event().wait()
 
     assert await client.run("k", handler if client.sync else ahandler) == Lost()

@@ -349,7 +349,7 @@ def test_a_rabbitmq_queue_without_the_management_api(tmp_path: Path) -> None:
     answer = explained(url, "--lease", "1h", cwd=tmp_path)
     assert answer.code == 0
     told = [each["what"] for each in answer.json()["weakened_by"]]
-    one(told, "cannot be asked over AMQP")
+    one(told, "cannot be read over AMQP")
     one(told, "The lease of 1h is longer than the 30m")
     assert "guest:guest" not in answer.out
     absent = looked_at(f"{rabbitmq.url()}?queue=none-{os.urandom(4).hex()}")

@@ -195,7 +195,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def original(self) -> dict[str, str]:
-        """The headers as the producer sent them."""
+        """Return the headers as the producer sent them."""
         return {name: value for name, value in self.headers.items() if not name.lower().startswith(PREFIX)}
 
 

@@ -173,7 +173,7 @@ class Group:
         self._messages.append(message)
         self._wanted += 1
         if self._running is None:
-            self._running = asyncio.create_task(self._run(), context=_nobodys())
+            self._running = asyncio.create_task(self._run(), context=_context_without_claim())
         cancelled = None
         while not self._running.done():
             try:
@@ -210,7 +210,7 @@ class Group:
                 self._errors[at] = error
 
 
-def _nobodys() -> Context:
+def _context_without_claim() -> Context:
     """Return a context without a current claim."""
     context = copy_context()
     context.run(running.set, None)

@@ -42,8 +42,8 @@ from semel.types import Delivery, Done, Errored, Outcome, Unavailable
 __all__ = ["InboxHandling"]
 
 OFF_DELIVERIES = 2
-"""Times `max_attempts`: where the window of an event type is off nothing is recorded, and a message that was delivered
-more often than this is dead-lettered."""
+"""A factor of `max_attempts`: if the window of an event type is off, nothing is recorded, and a message with more
+deliveries than this is dead-lettered."""
 _alone: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
 """One suspected message at a time in a process, so that a crash counts only for the one that runs."""
 
@@ -160,7 +160,7 @@ class InboxHandling:
     async def _run_attempt(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
         """Return the outcome of a recorded attempt; `None`: there were too many before, and it did not run.
 
-        An attempt that says nothing about the message does not count.
+        An attempt that fails for reasons outside the message does not count.
         """
         limit = self._once.policy.max_attempts
         if attempt.number > (limit if attempt.claim is not None else limit * OFF_DELIVERIES):
@@ -175,14 +175,14 @@ class InboxHandling:
         return outcome
 
     async def _run_in_transaction(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
-        """The batch in one transaction; where only its COMMIT is refused, each in one of its own."""
+        """Run the batch in one transaction; if only its COMMIT is refused, run each delivery in its own."""
         try:
             return await (
                 self._in_thread(batch, number) if self._route.blocks else self._run_async(batch, number)
             )
         except (ModeMismatch, NoTransaction, WrongDatabase, UsageError):
-            raise  # no repetition cures it
-        except Exception as error:  # noqa: BLE001 - the database's, or of a constraint that is looked at only now
+            raise  # a retry cannot fix it
+        except Exception as error:  # noqa: BLE001 - of the database, or of a constraint that is checked only now
             if isinstance(error, (StoreError, OSError, *self._desk.unavailable)):
                 return [Unavailable(error)] * len(batch)
             if len(batch) == 1:

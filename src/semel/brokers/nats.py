@@ -24,22 +24,22 @@ __all__ = ["JetStream", "NatsOptions", "connect", "from_url"]
 CONNECT_S = 10.0
 ASK_S = 5.0
 HEADER_BYTES = 16
-"""More than a header takes beside its name and value, and than the line before all of them."""
+"""An upper bound of a header's overhead beside its name and value, and of the line before all headers."""
 PING_S = 10.0
-"""How often the connection is tested: a server that vanished without closing it is noticed within two of these."""
+"""How often the connection is tested: a server that vanished without closing it is noticed within two intervals."""
 UNREACHABLE = (NatsError, ConnectionError, TimeoutError, OSError)
 
 
 class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the URL says beside where the server is."""
+    """Options in the URL."""
 
     stream: str
     durable: str
-    """The name of the pull consumer: those who share it share the work."""
+    """The name of the pull consumer: processes with the same name share the work."""
     subject: str = ""
     """Only this subject of the stream; it may have wildcards."""
     deadline_s: float = 30.0
-    """The `ack_wait` of a consumer that is made here: after so long without a word a message is delivered again."""
+    """The `ack_wait` of a consumer that semel creates: the time without an answer before a redelivery."""
     dead: str = ""
     """The subject for dead letters, in a stream of its own; by default the stream's name with `.dead`."""
 
@@ -51,7 +51,7 @@ class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_url(url: str) -> "JetStream":
-    """The source that `nats://host:4222?stream=ORDERS&durable=billing` names; several hosts with commas."""
+    """Return the source of a URL such as `nats://host:4222?stream=ORDERS&durable=billing`; commas separate hosts."""
     parts = urlsplit(url)
     return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), struct_options(url, NatsOptions))
 
@@ -71,12 +71,12 @@ class JetStream:
 
     @property
     def name(self) -> str:
-        """Stream and consumer, without credentials."""
+        """The stream and the consumer, without credentials."""
         host = self.server.rpartition("@")[2].removeprefix("nats://")
         return f"nats://{host}?stream={self.options.stream}&durable={self.options.durable}"
 
     async def open(self) -> None:
-        """Connect, and make the consumer where there is none. A broken connection is replaced by the next `open`."""
+        """Connect, and create a missing consumer. The next `open` replaces a broken connection."""
         options = self.options
         try:
             if self._nats is None or self._nats.is_closed:
@@ -89,7 +89,8 @@ class JetStream:
                 found = await self._create_consumer()
             if found.config.ack_policy != AckPolicy.EXPLICIT:
                 raise UsageError(
-                    f"the consumer {options.durable} does not want acks; use another, or make it explicit"
+                    f"the consumer {options.durable} has no explicit acks; use another consumer, or set its ack policy"
+                    " to explicit"
                 )
             self.deadline_s = found.config.ack_wait or options.deadline_s
             await self._make_dead_letter_place()
@@ -103,7 +104,7 @@ class JetStream:
             durable_name=options.durable,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=options.deadline_s,
-            max_deliver=-1,  # attempts are counted in the record, and given up there
+            max_deliver=-1,  # the record counts the attempts and ends them
             max_ack_pending=10_000,
             filter_subject=options.subject or None,
         )
@@ -113,7 +114,7 @@ class JetStream:
             raise SourceRefused(f"{self.name}: there is no such stream; create it first") from None
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """What the consumer has; waits for the first."""
+        """Return messages of the consumer; waits for the first."""
         if self._pull is None or self._nats is None or self._nats.is_closed:
             raise SourceUnavailable("the connection is closed")
         try:
@@ -136,7 +137,7 @@ class JetStream:
         )
 
     async def _reply(self, arrivals: Sequence[Arrival], reply: bytes) -> None:
-        """Answer for messages on the connection that there is now; they may have come on an earlier one."""
+        """Reply to messages on the current connection; they may have arrived on an earlier one."""
         if self._nats is None:
             raise SourceUnavailable("not open")
         try:
@@ -146,7 +147,7 @@ class JetStream:
             raise unavailable(error) from error
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """Acknowledge them, and wait until the server has said that it knows."""
+        """Acknowledge messages, and wait until the server has confirmed it."""
         if self._nats is None:
             raise SourceUnavailable("not open")
         try:
@@ -157,19 +158,19 @@ class JetStream:
             raise unavailable(error) from error
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Deliver them again after the delay."""
+        """Have messages delivered again after the delay."""
         delay = msgspec.json.encode({"delay": round(delay_s * 1e9)}) if delay_s else b""
         await self._reply(arrivals, b" ".join(part for part in (Msg.Ack.Nak, delay) if part))
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Say that they are in progress. The server does not say whether it has given one to somebody else."""
+        """Send `in_progress` for messages. The server does not report those that it gave to another consumer."""
         await self._reply(arrivals, Msg.Ack.Progress)
         return []
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Publish a copy with its story to the stream of dead letters; made here where there is none."""
+        """Publish a copy with its information to the dead-letter stream; creates a missing stream."""
         headers = {**dict(arrival.handle.headers or {}), **headers_of(letter)}
-        id_ = headers.pop("Nats-Msg-Id", None)  # by it the server would drop a second letter of one message
+        id_ = headers.pop("Nats-Msg-Id", None)  # with it the server would drop a second letter of one message
         if id_ is not None:
             headers["Message-Id"] = id_
         await self._publish(self._dead_subject, arrival.body, headers)
@@ -183,7 +184,7 @@ class JetStream:
         return self._dead_subject.replace(".", "-")
 
     async def _make_dead_letter_place(self) -> None:
-        """Make the stream of dead letters where there is none. Raises `UsageError` where no stream takes them."""
+        """Create a missing dead-letter stream. Raises `UsageError` if no stream takes dead letters."""
         try:
             await self._jetstream.find_stream_name_by_subject(self._dead_subject)
         except NotFoundError:
@@ -208,7 +209,7 @@ class JetStream:
             raise SourceUnavailable(f"{subject} did not confirm: {error}") from error
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
-        """The oldest dead letters."""
+        """Return the oldest dead letters."""
         found: list[DeadLetter] = []
         try:
             state = (await self._jetstream.stream_info(self._dead_stream)).state
@@ -225,7 +226,7 @@ class JetStream:
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Publish a message to the stream itself, without the server's own deduplication: ours decides."""
+        """Publish a message to the stream itself, without the server's own deduplication: semel's decides."""
         stream = await self._jetstream.stream_info(self.options.stream)
         subject = self.options.subject or stream.config.subjects[0]
         if "*" in subject or ">" in subject:
@@ -237,7 +238,7 @@ class JetStream:
         await self._jetstream.delete_msg(self._dead_stream, int(dead.id))
 
     async def close(self) -> None:
-        """Let go; what was not acknowledged is delivered again after its deadline."""
+        """Close the connection; unacknowledged messages are delivered again after their deadline."""
         connection, self._nats, self._pull = self._nats, None, None
         if connection is not None:
             await connection.close_socket()
@@ -247,7 +248,7 @@ class NatsClient(Client):
     """The driver's client, which can close its socket."""
 
     async def close_socket(self) -> None:
-        """Close the client and its socket, which `close` leaves open where it is broken off."""
+        """Close the client and its socket, which a cancelled `close` leaves open."""
         try:
             with suppress(NatsError):
                 await self.close()
@@ -259,7 +260,7 @@ class NatsClient(Client):
 async def connect(server: str) -> Any:
     """Connect once, trying each server of the URL; the caller connects again when the connection is closed.
 
-    Raises `SourceRefused` for credentials that the server does not take, and the client's own errors.
+    Raises `SourceRefused` if the server refuses the credentials, and the client's own errors.
     """
     errors: list[Exception] = []
 
@@ -292,5 +293,5 @@ async def connect(server: str) -> Any:
 
 
 def unavailable(error: BaseException) -> SourceUnavailable:
-    """The error to raise while the server does not answer."""
+    """Return the error to raise while the server does not answer."""
     return SourceUnavailable(str(error) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""A broker or a store that does not answer: wait, longer each time; report it at once, then once a minute."""
+"""Handle a broker or store that does not answer: wait, longer each time; report at once, then once a minute."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -19,29 +19,29 @@ _log = logging.getLogger("semel.runner")
 T = TypeVar("T")
 
 RECEIVE_WAIT_S = 0.5
-"""The longest time before a loop looks up from the broker: a stop is noticed within it."""
+"""The longest wait of one receive: a stop is noticed within it."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
 SILENCE_S = 3.0
-"""After so long without an answer an outage is reported, though the call goes on. A receive takes a second."""
+"""An outage is reported after this time without an answer; the call continues. A receive takes a second."""
 CANCEL_S = 0.5
-"""How long a call that is broken off has to let go of what it holds."""
+"""How long a cancelled call has to close its resources."""
 NOTICE_S = 0.1
-"""How often a call that is under way looks whether it is to stop."""
+"""How often a running call checks for a stop."""
 RECEIVE_GRACE_S = 1.2
-"""How long a stop waits for a receive: what a broken-off one was given comes back only after its deadline."""
+"""How long a stop waits for a receive: messages of a cancelled one are redelivered only after their deadline."""
 CLOSE_S = 10.0
 CLOSE_AWAY_S = 0.3
-"""How long a stop waits for the goodbye, from a broker that answers and from one that does not."""
+"""How long a stop waits for the close, with a broker that answers and with one that does not."""
 
 
 def outage_pause_s(tries: int) -> float:
-    """How long to wait after so many calls without an answer."""
+    """Return how long to wait after this number of calls without an answer."""
     return backoff_s(tries, OUTAGE_FIRST_S, OUTAGE_MAX_S)
 
 
 class SourceLink:
-    """Calls a source until it answers. Reports its outages; a stop breaks off whatever waits."""
+    """Calls a source until it answers. Reports its outages; a stop cancels waiting calls."""
 
     def __init__(self, source: Source, is_stopping: Callable[[], bool]) -> None:
         self._source = source
@@ -61,9 +61,9 @@ class SourceLink:
         return CLOSE_AWAY_S if self.away else CLOSE_S
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the answer; while the broker is away, wait and connect again. `None` when stopped first.
+        """Return the answer; while the broker is unavailable, wait and reconnect. `None` if a stop comes first.
 
-        Raises what no repetition cures, such as `SourceRefused`.
+        Raises errors that a retry cannot fix, such as `SourceRefused`.
         """
         tries = 0
         while not self._is_stopping():
@@ -88,12 +88,12 @@ class SourceLink:
         self._outage.report(error)
 
     async def close(self) -> None:
-        """Close the source; a broker that is away is not waited for."""
+        """Close the source; waits only shortly for an unavailable broker."""
         with suppress(SourceUnavailable, TimeoutError):
             await asyncio.wait_for(self._source.close(), self.patience_s)
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        """Await one answer; `None` when stopped first."""
+        """Await one answer; `None` if a stop comes first."""
         task: asyncio.Future[T] = asyncio.ensure_future(call())
         started_at = monotonic()
         opening = self.away or call == self._source.open
@@ -115,7 +115,7 @@ class SourceLink:
             if not task.done():
                 task.cancel()
                 task.add_done_callback(_drop_result)
-                # It closes its connection, which nobody else knows.
+                # It closes its own connection; no other code has it.
                 await asyncio.wait([task], timeout=CANCEL_S)
 
     async def _pause(self, delay_s: float) -> None:
@@ -125,6 +125,6 @@ class SourceLink:
 
 
 def _drop_result(task: "asyncio.Future[Any]") -> None:
-    """Retrieve the error of a call that nobody waits for, so that it is not logged as forgotten."""
+    """Retrieve the error of a call without a waiter, so that it is not logged as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""How far each partition was started, kept in the store: it tells a redelivery where the broker does not count them.
+"""Store how far each partition was started, to recognize redeliveries if the broker does not count them.
 
-Before a batch runs, its highest offsets are written down. What comes again at or below such an offset was in the hands
-of a process that has ended or lost the partition, and may be what killed it. One write for each batch.
+Before a batch runs, its highest offsets are written to the store. A record that comes again at or below such an offset
+was received by a process that has ended or lost the partition, and may have killed it. One write for each batch.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from semel.types import Id, Record, Unavailable
 __all__ = ["Progress"]
 
 TENANT = CONSUMER = "semel.progress"
-"""A tenant of semel's own, so that nobody's statistics count these records."""
+"""A tenant of semel's own, so that no user's statistics count these records."""
 KEPT_US = 90 * 86400 * 1_000_000
-"""Longer than a partition stands still between two batches."""
+"""Longer than the pause of a partition between two batches."""
 
 
 class ProgressMark(msgspec.Struct):
@@ -41,12 +41,12 @@ class Progress:
         self._admitted = False
         self._writing = asyncio.Lock()
         self._before: dict[str, int] = {}
-        """The highest offset that others started, by partition, as far as was looked."""
+        """The highest offset that others started, by partition, as last read from the store."""
         self._mine: dict[str, int] = {}
-        """The highest offset that was started here."""
+        """The highest offset that this process started, by partition."""
 
     async def look(self, arrivals: Sequence[Arrival]) -> None:
-        """Find out how far others got in partitions that are new here. One round trip, or none."""
+        """Read how far others got in partitions that are new here. One round trip, or none."""
         places = {place for each in arrivals if (place := _place(each)[0]) and place not in self._before}
         if not places:
             return
@@ -57,12 +57,12 @@ class Progress:
             self._before[place] = _offset_in(answer)
 
     def was_started(self, arrival: Arrival) -> bool:
-        """Whether somebody else began with this delivery before. Call `look` first."""
+        """Whether another process started this delivery before. Call `look` first."""
         place, offset = _place(arrival)
         return bool(place) and offset <= self._before.get(place, -1)
 
     async def start(self, arrivals: Sequence[Arrival]) -> None:
-        """Write down that these begin. Raises `StoreUnavailable`: then nothing may begin."""
+        """Record that these deliveries start. Raises `StoreUnavailable`: then none of them may start."""
         async with self._writing:  # two writes of one partition at once could leave the lower offset
             await self._start(arrivals)
 
@@ -99,7 +99,7 @@ class Progress:
 
 
 def _place(arrival: Arrival) -> tuple[str, int]:
-    """The partition and the offset of a delivery; no partition where the broker counts deliveries itself."""
+    """Return the partition and the offset of a delivery; the partition is empty if the broker counts deliveries."""
     if arrival.deliveries:
         return "", 0
     place, _, number = (arrival.position or "").rpartition("/")

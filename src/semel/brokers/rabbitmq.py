@@ -1,7 +1,7 @@
-"""RabbitMQ: manual acks, confirms, and retries that wait in a queue of their own instead of spinning.
+"""RabbitMQ: manual acks, confirms, and retries that wait in delay queues instead of spinning.
 
-A message that is to come back later goes to a delay queue, whose messages expire into the work queue. It is published
-there and confirmed before the original is acknowledged, so that a crash in between repeats it and loses nothing.
+A message to retry later goes to a delay queue, whose messages expire into the work queue. It is published there and
+confirmed before the original is acknowledged, so a crash in between repeats it and loses nothing.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ __all__ = ["RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
 
 CONNECT_S = 10.0
 STEPS_S = (1, 5, 30, 120, 600, 3600)
-"""The delays there are queues for: a message waits in the one with the least that is enough."""
+"""The delays of the delay queues: a message waits in the queue with the shortest sufficient delay."""
 DELIVERIES = "semel-deliveries"
-"""The header of a postponed copy that says how often its originals were delivered: the server counts anew."""
+"""The header of a postponed copy with the deliveries of its originals: the server's own count starts again."""
 NO_ID = "semel-no-id"
-"""The header of a copy whose original had no id: what stands in its place was made up by the client library."""
+"""The header of a copy whose original had no id: the client library invented the id of the copy."""
 UNREACHABLE = (AMQPError, ChannelInvalidStateError, ConnectionError, TimeoutError, OSError, RuntimeError)
 REFUSALS = (
     AuthenticationError,
@@ -48,23 +48,23 @@ REFUSALS = (
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
-"""What no repetition cures: credentials, a right, a queue that is missing or was declared otherwise."""
+"""Errors that a retry cannot fix: credentials, permissions, a queue that is missing or declared otherwise."""
 NOT_ALLOWED = "NOT_ALLOWED"
-"""How the reason begins with which the server closes a connection to a virtual host."""
+"""The prefix of the server's reason for closing a connection to a virtual host."""
 
 
 class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the URL says beside where the server is."""
+    """Options in the URL."""
 
     queue: str
     prefetch: int = 200
-    """How many messages the server hands out before it hears of the first."""
+    """The most unacknowledged messages that the server delivers."""
     dead: str = ""
     """The queue for dead letters; by default the queue's name with `.dead`."""
     kind: Literal["quorum", "classic", "existing"] = "quorum"
-    """How to declare the queue where there is none; `existing`: it is there, and nothing is declared for it."""
+    """How to declare the queue; `existing`: the queue exists, and nothing is declared."""
     management: str = ""
-    """The management API, such as http://localhost:15672: only `semel explain` and `semel doctor` ask it."""
+    """The management API, such as http://localhost:15672: only `semel explain` and `semel doctor` use it."""
 
     def __post_init__(self) -> None:
         if not self.queue:
@@ -76,7 +76,7 @@ class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_url(url: str) -> "RabbitQueue":
-    """The source that `amqp://user:password@host/vhost?queue=orders` names."""
+    """Return the source of a URL such as `amqp://user:password@host/vhost?queue=orders`."""
     parts = urlsplit(url)
     return RabbitQueue(
         urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")),
@@ -101,11 +101,11 @@ class RabbitQueue:
 
     @property
     def name(self) -> str:
-        """Host and queue, without credentials."""
+        """The host and the queue, without credentials."""
         return f"amqp://{urlsplit(self.server).hostname or 'localhost'}/?queue={self.options.queue}"
 
     async def open(self) -> None:
-        """Connect anew; what an earlier connection had in hand is the server's again."""
+        """Open a new connection; the server redelivers the messages that an earlier connection held."""
         queue = await self.visit()
         try:
             await self._channel.set_qos(self.options.prefetch)
@@ -115,7 +115,7 @@ class RabbitQueue:
             raise self._error(error) from error
 
     async def visit(self) -> Any:
-        """Connect for the dead letters alone: what is prefetched here would be kept from those who work."""
+        """Connect for dead letters only: a consumer would withhold prefetched messages from the workers."""
         await self.close()
         self._inbox = asyncio.Queue()
         self._delays = set()
@@ -128,7 +128,7 @@ class RabbitQueue:
             raise self._error(error) from error
 
     def _error(self, error: BaseException) -> SemelError:
-        """The error to raise for what went wrong while connecting."""
+        """Return the error to raise after a failed connection."""
         text = _reason(error) or str(error) or type(error).__name__
         if is_refusal(error):
             return SourceRefused(
@@ -146,7 +146,7 @@ class RabbitQueue:
         )
 
     async def _make_dead_letter_place(self) -> None:
-        """Make the queue of dead letters where there is none; one that was made otherwise is used as it is."""
+        """Create a missing dead-letter queue; a queue that was declared otherwise is used as it is."""
         try:
             await self._channel.declare_queue(
                 self._dead_queue, durable=True, arguments={"x-queue-type": "classic"}
@@ -155,7 +155,7 @@ class RabbitQueue:
             self._channel = await self._connection.channel(publisher_confirms=True)
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """What has arrived; waits for the first."""
+        """Return arrived messages; waits for the first."""
         if self._channel is None or self._channel.is_closed:
             raise SourceUnavailable("the connection is gone")
         found = []
@@ -183,7 +183,7 @@ class RabbitQueue:
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """Acknowledge each; one of an earlier connection is the server's to deliver again."""
+        """Acknowledge messages; the server redelivers those of an earlier connection."""
         await self._each(arrivals, lambda message: message.ack())
 
     async def _each(self, arrivals: Sequence[Arrival], say: Any) -> None:
@@ -196,7 +196,7 @@ class RabbitQueue:
                     raise SourceUnavailable(str(error)) from error
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Back to the queue: at once, or by way of a delay queue."""
+        """Return messages to the queue: at once, or through a delay queue."""
         if delay_s <= 0:
             await self._each(arrivals, lambda message: message.nack(requeue=True))
             return
@@ -227,11 +227,11 @@ class RabbitQueue:
         await message.ack()
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Which are no longer ours: those of an earlier connection."""
+        """Return the messages of an earlier connection: they are no longer in hand."""
         return [arrival for arrival in arrivals if arrival.handle[0] is not self._channel]
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Publish a copy with its story to the queue of dead letters."""
+        """Publish a copy with its information to the dead-letter queue."""
         copy = _copy(arrival.handle[1])
         copy.body = bytes(arrival.body)
         copy.headers.update(headers_of(letter))
@@ -240,7 +240,7 @@ class RabbitQueue:
         except SourceUnavailable as error:
             if not isinstance(error.__cause__, DeliveryError):
                 raise
-            await self._make_dead_letter_place()  # somebody has removed it
+            await self._make_dead_letter_place()  # it was removed meanwhile
             await self._publish(self._dead_queue, copy)
 
     async def _publish(self, queue: str, message: aio_pika.Message) -> None:
@@ -257,21 +257,21 @@ class RabbitQueue:
     def _dead_queue(self) -> str:
         return self.options.dead or f"{self.options.queue}.dead"
 
-    # --- dead letters: a queue shows its messages only to a consumer, so they are taken and given back ---
+    # --- dead letters: a queue shows its messages only to a consumer, so they are received and returned ---
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
-        """The oldest dead letters; they return to their places when the connection closes."""
+        """Return the oldest dead letters; they go back to their places in the queue when the connection closes."""
         queue = await self._channel.get_queue(self._dead_queue)
         found: list[DeadLetter] = []
-        self._dug: dict[str, Any] = {}
+        self._looked_at: dict[str, Any] = {}
         while len(found) < limit:
             message = await queue.get(fail=False)
             if message is None:
                 break
             id_ = message.message_id or str(message.delivery_tag)
-            while id_ in self._dug:  # another letter about the same event
+            while id_ in self._looked_at:  # another letter about the same event
                 id_ += "+"
-            self._dug[id_] = message
+            self._looked_at[id_] = message
             headers = {name: _text(value) for name, value in message.headers.items()}
             if _id_of(message) is not None:
                 headers.setdefault("message_id", str(message.message_id))
@@ -289,14 +289,14 @@ class RabbitQueue:
         await self._publish(self.options.queue, message)
 
     async def remove(self, dead: DeadLetter) -> None:
-        """Take a dead letter away: only one that was looked at on this connection."""
-        message = self._dug.get(dead.id)
+        """Remove a dead letter that `look` returned on this connection. Raises `UsageError` for any other."""
+        message = self._looked_at.get(dead.id)
         if message is None:
             raise UsageError(f"dead letter {dead.id!r} was not looked at on this connection")
         await message.ack()
 
     async def close(self) -> None:
-        """Close the connection; the server delivers what was not acknowledged to somebody else."""
+        """Close the connection; the server delivers unacknowledged messages to another consumer."""
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             try:
@@ -306,7 +306,7 @@ class RabbitQueue:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether no repetition cures it. A virtual host that is missing has the same code as one that is full for now."""
+    """Whether a retry cannot fix the error. A missing virtual host has the same code as one that is full for now."""
     reason = _reason(error)
     if reason.startswith(NOT_ALLOWED):
         return "limit" not in reason
@@ -314,10 +314,10 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Why the server closed the connection, in its own words; empty: it did not, or gave no reason.
+    """Return the server's reason for closing the connection; empty: it did not close it, or gave no reason.
 
-    While it opens a connection, the client library says only that another frame was expected than came. The frame
-    itself is to be had from the traceback alone.
+    While a connection opens, the error of the client library only names an unexpected frame. The frame itself is
+    found only in the traceback.
     """
     if isinstance(error, InvalidFrameError):
         for place, _ in walk_tb(error.__traceback__):
@@ -328,7 +328,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _copy(message: AbstractIncomingMessage) -> aio_pika.Message:
-    """The message as the producer sent it, without what the server has added."""
+    """Copy the message as the producer sent it, without the server's additions."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith("x-death")}
     for ours in ("x-delivery-count", DELIVERIES):
         headers.pop(ours, None)
@@ -350,14 +350,14 @@ def _copy(message: AbstractIncomingMessage) -> aio_pika.Message:
 
 
 def _deliveries(message: AbstractIncomingMessage) -> int:
-    """How often it was delivered, this time and its earlier lives included."""
+    """Return the number of deliveries, including this one and those of its earlier copies."""
     before, count = message.headers.get(DELIVERIES, 0), message.headers.get("x-delivery-count")
     now = count + 1 if isinstance(count, int) else 2 if message.redelivered else 1
     return now + (before if isinstance(before, int) else 0)
 
 
 def _id_of(message: AbstractIncomingMessage) -> str | None:
-    """The id that the producer gave it: the client library invents one for what is published without."""
+    """Return the id from the producer: the client library invents one for a message without."""
     return None if NO_ID in message.headers else message.message_id
 
 

@@ -1,7 +1,7 @@
-"""Redis Streams: consumer groups, and what dead consumers had in hand.
+"""Redis Streams: consumer groups, and the messages of dead consumers.
 
-A message that a consumer has in hand grows idle; the heartbeat sets its idle time back, and one that nobody speaks
-for is taken over by whoever asks next. To give a message back is to make it look idle: no queue beside the stream.
+The idle time of a pending message grows; the heartbeat resets it, and the next consumer takes over a message without
+a heartbeat. To return a message is to raise its idle time: no queue beside the stream is needed.
 """
 
 import os
@@ -33,7 +33,7 @@ CONNECT_S = 10.0
 BODY = "data"
 """The field that holds the body; the others are headers. Without it the fields together are the body, as JSON."""
 
-# Only for messages that are still this consumer's: to claim another's would take it out of that one's hands.
+# Only for messages that this consumer still holds: to claim another's message would take it from that consumer.
 SAY = """
 local gone = {}
 for i = 4, #ARGV do
@@ -47,9 +47,9 @@ end
 return gone
 """
 
-# Before `low` no group has anything in hand or still to come: of each group the oldest entry that is pending, or where
-# there is none the last that it was given; of those the lowest. Ids are compared as text: their parts may exceed what
-# a number here can hold.
+# Before `low` no group has a pending or undelivered entry: for each group its oldest pending entry, or if there is
+# none its last delivered one; of those the lowest. Ids are compared as text: their parts may exceed the range of a
+# Lua number.
 LOWEST = """
 local function before(a, b)
   local am, as = string.match(a, '(%d+)-(%d+)')
@@ -75,27 +75,27 @@ if not low then return 0 end
 return redis.call('XTRIM', KEYS[1], 'MINID', '~', low, 'LIMIT', ARGV[1])
 """
 TRIM_MAX = 10_000
-"""Entries that are removed in one go: the server does nothing else meanwhile."""
+"""The most entries that are removed in one command: the server does nothing else meanwhile."""
 
 
 class RedisStreamsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the URL says beside where the server is."""
+    """Options in the URL."""
 
     stream: str
     group: str
     consumer: str = ""
-    """This consumer's name within the group; by default one of its own."""
+    """This consumer's name within the group; by default a new one."""
     deadline_s: float = 30.0
-    """After so long without a heartbeat a message is taken over by another consumer."""
+    """The time without a heartbeat after which another consumer takes a message over."""
     dead: str = ""
     """The stream for dead letters; by default the stream's name with `.dead`."""
     start: str = "0"
     """Where a new group begins: `0` with the oldest message, `$` with the next."""
     delete: bool = False
-    """Remove messages from the stream once acknowledged: only where this group is the only one."""
+    """Remove messages from the stream once acknowledged: only if this group is the only one."""
     trim_s: float = 0.0
-    """How often to remove what every group of the stream has acknowledged; 0: never. Who reads without a group is not
-    waited for."""
+    """How often to remove entries that every group of the stream has acknowledged; 0: never. Does not wait for readers
+    without a group."""
 
     def __post_init__(self) -> None:
         if not self.stream or not self.group:
@@ -107,12 +107,12 @@ class RedisStreamsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_url(url: str) -> "RedisStream":
-    """The source that `redis://host/0?stream=orders&group=billing` names."""
+    """Return the source of a URL such as `redis://host/0?stream=orders&group=billing`."""
     return RedisStream(*place_of(url))
 
 
 def place_of(url: str) -> tuple[str, RedisStreamsOptions]:
-    """Where the server is, as its driver spells it, and what else a URL says. Raises `UsageError`."""
+    """Parse a URL into the driver's URL of the server and the options. Raises `UsageError`."""
     parts = urlsplit(url)
     scheme = parts.scheme.replace("valkeys", "rediss").replace("valkey", "redis")
     return urlunsplit((scheme, parts.netloc, parts.path, "", "")), struct_options(url, RedisStreamsOptions)
@@ -140,11 +140,11 @@ class RedisStream:
 
     @property
     def deadline_s(self) -> float:
-        """When a message without a heartbeat is taken over."""
+        """The time after which a message without a heartbeat is taken over."""
         return self._options.deadline_s
 
     async def open(self) -> None:
-        """Connect, and make the group where there is none."""
+        """Connect, and create a missing group."""
         if self._redis is None:
             self._redis = Redis.from_url(
                 self._server,
@@ -163,7 +163,7 @@ class RedisStream:
             raise self._error(error) from error
 
     def _error(self, error: BaseException) -> SemelError:
-        """The error to raise: what time may heal is `SourceUnavailable`."""
+        """Return the error to raise: `SourceUnavailable` if a retry may help."""
         if isinstance(error, ResponseError) and not _may_heal(error):
             return SourceRefused(f"{self.name} cannot be used: {error}")
         if isinstance(error, AuthenticationError | AuthorizationError):
@@ -176,7 +176,7 @@ class RedisStream:
         try:
             return await self._redis.execute_command(*command, **options)
         except ResponseError as error:
-            if "NOGROUP" in str(error):  # the stream was removed, or the server came back empty
+            if "NOGROUP" in str(error):  # the stream was removed, or the server restarted without data
                 await self.open()
                 raise SourceUnavailable(f"the group was gone: {error}") from error
             raise self._error(error) from error
@@ -184,7 +184,7 @@ class RedisStream:
             raise self._error(error) from error
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """What others left behind, if it is time to look; else what is new."""
+        """Return abandoned messages of other consumers, if a check is due; else new ones."""
         if self._options.trim_s and monotonic() - self._trimmed_at >= self._options.trim_s:
             await self._trim()
         if monotonic() - self._looked_at > self.deadline_s / 10:
@@ -200,7 +200,7 @@ class RedisStream:
         return [self._arrival(id_, fields, 1) for id_, fields in entries if fields]
 
     async def _claim_abandoned(self, limit: int) -> list[Arrival]:
-        """Messages that nobody has spoken for within the deadline, in the order of the stream."""
+        """Take over messages without a heartbeat within the deadline, in the order of the stream."""
         options = self._options
         answer = await self._ask(
             "XAUTOCLAIM", options.stream, options.group, self._me, round(self.deadline_s * 1000), self._cursor,
@@ -236,7 +236,7 @@ class RedisStream:
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """Acknowledge them to the group; with `delete`, take them out of the stream too."""
+        """Acknowledge messages to the group; with `delete`, remove them from the stream too."""
         ids = [arrival.handle for arrival in arrivals]
         if not ids:
             return
@@ -245,21 +245,21 @@ class RedisStream:
             await self._ask("XDEL", self._options.stream, *ids)
 
     async def _trim(self) -> None:
-        """Remove what no group needs any more; the server leaves up to one node of the stream (100 entries) of it."""
+        """Remove entries that no group needs; the server may keep up to one node of the stream (100 entries)."""
         self._trimmed_at = monotonic()
         while await self._ask("EVAL", TRIM, 1, self._options.stream, TRIM_MAX) >= TRIM_MAX:
             continue
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Make them look as idle as leaves `delay_s` until somebody may take them over."""
-        await self._say(arrivals, max(0.0, self.deadline_s - delay_s))
+        """Set the idle time so that another consumer may take the messages over after `delay_s`."""
+        await self._set_idle(arrivals, max(0.0, self.deadline_s - delay_s))
         self._looked_at = min(self._looked_at, monotonic() + delay_s - self.deadline_s / 10)
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Set their idle time back to nothing."""
-        return await self._say(arrivals, 0.0)
+        """Reset the idle time of messages."""
+        return await self._set_idle(arrivals, 0.0)
 
-    async def _say(self, arrivals: Sequence[Arrival], idle_s: float) -> Sequence[Arrival]:
+    async def _set_idle(self, arrivals: Sequence[Arrival], idle_s: float) -> Sequence[Arrival]:
         options = self._options
         ids = [arrival.handle for arrival in arrivals]
         if not ids:
@@ -270,12 +270,12 @@ class RedisStream:
         return [arrival for arrival in arrivals if arrival.handle in gone] if gone else []
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Add a copy, with its story, to the stream of dead letters."""
+        """Add a copy with its information to the dead-letter stream."""
         headers = {**arrival.headers, **headers_of(letter)}  # type: ignore[dict-item]  # ours, so a mapping
         await self._add(self._dead_stream, headers.items(), arrival.body)
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
-        """The oldest dead letters."""
+        """Return the oldest dead letters."""
         found = []
         for id_, fields in await self._ask("XRANGE", self._dead_stream, "-", "+", "COUNT", limit):
             headers = {name.decode(): value for name, value in _pairs(fields)}
@@ -301,23 +301,23 @@ class RedisStream:
         await self._ask("XADD", stream, "*", *fields, BODY, body)
 
     async def close(self) -> None:
-        """Let go. The consumer stays known to the group while it has messages: to remove it would lose them."""
+        """Close the connection. A consumer with pending messages stays in the group: its removal would lose them."""
         if self._redis is not None:
             redis, self._redis = self._redis, None
             await redis.aclose()
 
 
 def _may_heal(error: ResponseError) -> bool:
-    """Whether the server may take the same command later: it is loading, full, a replica, or cannot save."""
+    """Whether the server may accept the same command later: it is loading, full, a replica, or cannot save."""
     passing = ("LOADING", "MISCONF", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS")
     return isinstance(error, OutOfMemoryError | ReadOnlyError) or str(error).startswith(passing)
 
 
 def _pairs(fields: Any) -> Iterable[tuple[bytes, bytes]]:
-    """Names and values of an entry, however the protocol spells them."""
+    """Return names and values of an entry, in either version of the protocol."""
     return fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
 
 
 def _first(found: Any) -> Any:
-    """The entries of the one stream in a reply of the newer protocol, or none."""
+    """Return the entries of the one stream in a reply of the newer protocol, or none."""
     return next(iter(found.values()))[0] if found else []

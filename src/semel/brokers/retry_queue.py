@@ -1,4 +1,4 @@
-"""Where deliveries wait in hand until it is their time: busy elsewhere, to be tried again, or the store is away."""
+"""Deliveries that wait in memory for their next try, counts of failures, and the limits and counters of a runner."""
 
 import heapq
 from collections import OrderedDict
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RetryQueue(Generic[T]):
-    """What waits, by when it is due. O(log n) to enter and to leave."""
+    """Waiting deliveries, ordered by due time. O(log n) to enter and to leave."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -25,43 +25,43 @@ class RetryQueue(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether nothing more should be taken in."""
+        """Whether the queue has reached its size."""
         return len(self._heap) >= self._size
 
     def enter(self, held: T, due_at: float) -> None:
-        """Wait until then; also when the room is full, for what has nowhere else to go."""
+        """Add a delivery until `due_at`, even to a full queue: some deliveries cannot be returned to the broker."""
         heapq.heappush(self._heap, (due_at, next(self._order), held))
 
     def due(self, now: float) -> list[T]:
-        """Take out what has waited long enough, the earliest first."""
+        """Remove and return the due deliveries, the earliest first."""
         ready = []
         while self._heap and self._heap[0][0] <= now:
             ready.append(heapq.heappop(self._heap)[2])
         return ready
 
     def next_at(self) -> float | None:
-        """When the next one is due."""
+        """Return when the next delivery is due; `None` if the queue is empty."""
         return self._heap[0][0] if self._heap else None
 
     def empty(self) -> list[T]:
-        """Take out everything."""
+        """Remove and return all deliveries."""
         held = [entry[2] for entry in self._heap]
         self._heap.clear()
         return held
 
 
 KEYS_MAX = 10_000
-"""How many failing messages are remembered; the longest forgotten one begins anew."""
+"""How many failing messages are remembered; beyond it the oldest entry is dropped, and its count starts again."""
 
 
 class FailureCounts:
-    """Failures by key: the broker's count where it gives one, or what was seen in this process, whichever is more."""
+    """Failures by key: the broker's count or this process's count, whichever is higher."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[str, int] = OrderedDict()
 
     def count_failure(self, key: str, deliveries: int) -> int:
-        """Another failure; returns which attempt it was."""
+        """Count a failure; returns the number of the attempt."""
         attempt = max(self.attempts(key) + 1, deliveries)
         self.note(key, attempt)
         return attempt
@@ -74,19 +74,19 @@ class FailureCounts:
             self._failures.popitem(last=False)
 
     def attempts(self, key: str) -> int:
-        """How many attempts failed, as far as is known here."""
+        """Return how many attempts failed, as far as this process knows."""
         return self._failures.get(key, 0)
 
     def __contains__(self, key: str) -> bool:
         return key in self._failures
 
     def forget(self, key: str) -> None:
-        """It is dealt with."""
+        """Remove the count of a key."""
         self._failures.pop(key, None)
 
 
 class RunnerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a runner takes on at once."""
+    """The limits of a runner: batch size, concurrency, messages in hand."""
 
     batch: int = 200
     """The most deliveries that are claimed together, or share a transaction."""
@@ -101,11 +101,11 @@ class RunnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     """How long a stop waits for running handlers before it cancels them."""
     no_key: Literal["dead_letter", "refuse"] = "dead_letter"
-    """What becomes of a message without a key: to the dead letters, or the runner stops with `KeyMissing`."""
+    """What to do with a message without a key: dead-letter it, or stop the runner with `KeyMissing`."""
 
 
 class RunnerCounters(msgspec.Struct):
-    """What a runner has done since it was made."""
+    """Counts of a runner since its creation."""
 
     received: int = 0
     acked: int = 0
@@ -114,7 +114,7 @@ class RunnerCounters(msgspec.Struct):
     returned: int = 0
     dead_lettered: int = 0
     stuck: int = 0
-    """Messages whose dead letters could not be written so far; they are tried again."""
+    """Messages whose dead letters could not be written yet; writing is retried."""
     errors: int = 0
     unguarded: int = 0
     """Ran without a claim because the store could not be reached, by `Policy(on_unavailable="run")`."""

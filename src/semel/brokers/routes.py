@@ -1,4 +1,4 @@
-"""Which handler a message is for, what the handler is given, and how it is called."""
+"""Routes: select the handler of a message, decode the message for it, and call it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -24,14 +24,14 @@ __all__ = ["Call", "Middleware", "Route", "event_facts", "in_loop", "in_thread",
 
 Call: TypeAlias = Callable[[Arrival], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
-"""Something around a handler: it is given the message and what comes next, and awaits that once, or not at all."""
+"""A layer around a handler: it gets the message and the next call, which it awaits once or not at all."""
 
 RETRY_DELAY_S = 1.0
-"""Between attempts where the policy names no delay of its own: a failing handler must not spin."""
+"""The delay between attempts if the policy has none: a failing handler must not spin."""
 
 
 class _Attributes(msgspec.Struct):
-    """What is read of a CloudEvent in structured mode."""
+    """The attributes that are read from a CloudEvent in structured mode."""
 
     specversion: str
     type: str = ""
@@ -45,14 +45,14 @@ class Route:
     """One handler of a runner: `Route(charge, once=payments, types=["order.paid"])`.
 
     `once`: its own client, so that payments may go by inbox to one store and metrics by mark to another. `types`:
-    the event types it takes; none means every type that no other route names. `key`: where the key is; the
-    identity chain where it is not given. `batch`: the handler is given a list of messages that are new, and is to
-    take all or none of them; when it fails, each is tried by itself. A client of mode inbox: the handler is given
-    the open transaction first, `handler(connection, message)`.
+    the event types it takes; none means every type that no other route names. `key`: where the key is; by default
+    the identity chain finds it. `batch`: the handler gets a list of new messages and must process all or none of
+    them; when it fails, each is tried by itself. With a client of mode inbox the handler gets the open transaction
+    first: `handler(connection, message)`.
     """
 
     refuses: ClassVar[frozenset[Mode]] = frozenset({"transaction"})
-    instead: ClassVar[str] = "its handlers run in a transaction of Kafka's, which has a runner of its own"
+    instead: ClassVar[str] = "its handlers run in a Kafka transaction, which has a runner of its own"
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Route:
             )
         self.name: str = getattr(handler, "__qualname__", repr(handler))
         self.types: frozenset[str] = frozenset(types)
-        self.once: AsyncSemel = once.using(_patient(once.policy))
+        self.once: AsyncSemel = once.using(_runner_policy(once.policy))
         self._identity = key if isinstance(key, Identity) else Identity(key=key)
         self._keep_position = keep_position
         self.batch: bool = batch
@@ -84,7 +84,7 @@ class Route:
         self.middleware: tuple[Middleware, ...] = tuple(middleware)
 
     def delivery(self, arrival: Arrival, event_type: str, event_time_us: int | None) -> Delivery[Arrival]:
-        """The arrival under its key. Raises `KeyMissing` and `KeyInvalid`."""
+        """Build the delivery of a message, with its key. Raises `KeyMissing` and `KeyInvalid`."""
         if arrival.by_name.get(RUN_LATE) is not None:
             event_time_us = None
         return Delivery(
@@ -98,14 +98,14 @@ class Route:
         )
 
     def around(self, call: Call) -> Call:
-        """The middlewares from the outside in, then the call."""
+        """Return the call inside the route's middleware; the first one is the outermost."""
         for middleware in reversed(self.middleware):
             call = _around(middleware, call)
         return call
 
 
 def _source(arrival: Arrival) -> str:
-    """The topic, queue or stream; it stands before the first slash of a position."""
+    """Return the topic, queue or stream: the part of the position before its first slash."""
     place, slash, _ = (arrival.position or "").partition("/")
     return place if slash else arrival.transport
 
@@ -117,8 +117,8 @@ def _around(middleware: Middleware, call: Call) -> Call:
     return layer
 
 
-def _patient(policy: Policy) -> Policy:
-    """Waiting is the runner's: a busy message is parked, and a failed one comes back after a while."""
+def _runner_policy(policy: Policy) -> Policy:
+    """Return the policy for a runner: the runner does the waiting, for busy messages and before retries."""
     return replace(
         policy,
         wait_s=0.0,
@@ -128,7 +128,7 @@ def _patient(policy: Policy) -> Policy:
 
 
 def route_for(routes: Sequence[Route], event_type: str) -> Route | None:
-    """The route that names the type, else the one that takes the rest."""
+    """Return the route that names the type, else the one for all other types; `None` if there is neither."""
     rest = None
     for route in routes:
         if event_type in route.types:
@@ -139,7 +139,7 @@ def route_for(routes: Sequence[Route], event_type: str) -> Route | None:
 
 
 def event_facts(arrival: Arrival) -> tuple[str, int | None]:
-    """The event's type (empty: not given) and when it happened (`None`: not given, or it does not read).
+    """Return the event's type (empty: not given) and its time (`None`: not given, or it cannot be parsed).
 
     Raises `KeyInvalid` for a header that contradicts itself.
     """
@@ -160,12 +160,12 @@ def _instant_us(time: str | None) -> int | None:
         return None
     try:
         return round(instant(time).timestamp() * 1e6)
-    except (ValueError, OverflowError, OSError):  # the last two of numbers beyond any calendar
+    except (ValueError, OverflowError, OSError):  # the last two: numbers beyond any calendar
         return None
 
 
 def _check_arguments(handler: Callable[..., Any], mode: Mode) -> None:
-    """Refuse a handler that cannot be called with what its mode gives it. Raises `UsageError` with the fix."""
+    """Check that the handler takes the arguments of its mode. Raises `UsageError` with the fix."""
     given = ("connection", "message") if mode == "inbox" else ("message",)
     try:
         signature_of(handler).bind(*given)
@@ -182,7 +182,7 @@ def _check_arguments(handler: Callable[..., Any], mode: Mode) -> None:
 
 
 def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> Callable[[Arrival], Any]:
-    """What turns a message into what the handler's parameter is annotated with; for a batch, what its list is of."""
+    """Return the decoder for the annotation of the handler's parameter; for a batch, of its list's items."""
     parameters = list(signature_of(handler).parameters)
     # less only for *arguments
     wanted = parameter_type(handler, parameters[at]) if at < len(parameters) else Any
@@ -208,13 +208,13 @@ def _decoder(wanted: Any) -> Callable[[Arrival], Any]:
 
 
 def _is_cloudevent(wanted: Any) -> bool:
-    """Whether it is a type of the `cloudevents` package, or made from one; the package itself is not loaded for it."""
+    """Whether it is a type of the `cloudevents` package, or a subclass of one. Does not load the package."""
     bases = getattr(wanted, "__mro__", ())
     return any(base.__module__.partition(".")[0] == "cloudevents" for base in bases)
 
 
 def _or_tombstone(decode: Callable[[Arrival], Any]) -> Callable[[Arrival], Any]:
-    """A message without a body, as Kafka keeps for what was deleted, is `None` to its handler."""
+    """Return a decoder that gives `None` for a message without a body, such as a Kafka tombstone."""
     return lambda arrival: None if arrival.body is None else decode(arrival)
 
 
@@ -235,11 +235,11 @@ def _read(wanted: Any, reads: Callable[[Arrival], Any], arrival: Arrival) -> Any
         return reads(arrival)
     except (ValueError, RecursionError) as error:  # msgspec's, pydantic's and UTF-8's errors are ValueErrors
         name = getattr(wanted, "__name__", str(wanted))
-        raise MessageInvalid(f"the message does not read as {name}: {error}") from error
+        raise MessageInvalid(f"the message cannot be decoded as {name}: {error}") from error
 
 
 async def in_thread(threads: Executor | None, fn: Callable[..., Any], *given: Any) -> Any:
-    """Call what blocks in a thread. A thread cannot be stopped: cancelled, it is waited for all the same."""
+    """Run a blocking call in a thread. A thread cannot be stopped: a cancelled caller still waits for its end."""
     running = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, fn, *given)
     try:
         return await asyncio.shield(running)
@@ -250,12 +250,12 @@ async def in_thread(threads: Executor | None, fn: Callable[..., Any], *given: An
             except asyncio.CancelledError:  # its claim is released when it has ended, not before
                 continue
         if running.exception() is None:
-            return running.result()  # the effect has happened: it is completed, cancelled or not
+            return running.result()  # the effect has happened: it is completed even after a cancellation
         raise
 
 
 def in_loop(handler: Callable[..., Any], threads: Executor | None = None) -> Callable[..., Awaitable[Any]]:
-    """The handler as one that can be awaited: in a thread where it blocks."""
+    """Return an awaitable form of the handler; a blocking handler runs in a thread."""
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
         return handler
 

@@ -6,12 +6,11 @@
                                                                                  │
        ack    ◄── Done (recorded, or unguarded by choice), Failed (dead-lettered before it was recorded) ◄──────┤
        dead-letter, ack ◄── Unknown, Mismatch, Late, no key ◄───────────────────────────┤
-       room   ◄── Busy, Unavailable: kept in hand, claimed again in time ◄───────┤
+       retry  ◄── Busy, Unavailable: kept in hand, claimed again later ◄─────────┤
        nack   ◄── Errored, Lost, Done (not recorded) ◄───────────────────────────┘
 
-A message is in hand from its receipt until one of these is said of it; as long as it is, the broker is told that it
-is being worked on. Nothing is acknowledged that is not durable, so that a crash anywhere repeats a delivery and
-loses none.
+A message is in hand from its receipt until one of these answers. While it is in hand, the runner sends heartbeats for
+it to the broker. Nothing is acknowledged before it is durable, so a crash anywhere repeats a delivery and loses none.
 """
 
 import logging
@@ -57,7 +56,7 @@ __all__ = ["Runner"]
 _log = logging.getLogger("semel.runner")
 
 LEFT_MAX = 100_000
-"""Keys that are remembered as given back."""
+"""The most keys of returned messages that are remembered."""
 
 
 class HeldDelivery(msgspec.Struct, eq=False):
@@ -68,13 +67,13 @@ class HeldDelivery(msgspec.Struct, eq=False):
     delivery: Delivery[Arrival] | None = None
     tries: int = 0
     running: bool = False
-    """Its outcome is under way; until then giving it back costs nothing."""
+    """Whether processing has begun; before that, returning it costs nothing."""
     gone: bool = False
-    """The broker has given it to somebody else: nothing more is said about it."""
+    """Whether the broker has given it to another consumer: it is not answered any more."""
 
 
 class Runner:
-    """Run handlers for what a source delivers, once for each key. One event loop; stop it with `stop()`."""
+    """Runs handlers for the messages of a source, once for each key. One event loop; stop it with `stop()`."""
 
     def __init__(
         self,
@@ -121,12 +120,12 @@ class Runner:
         self._fatal: BaseException | None = None
 
     def stop(self) -> None:
-        """Receive nothing more, finish what runs, and let `run` return. Safe in a signal handler of the loop."""
+        """Receive nothing more, finish running handlers, and let `run` return. Safe in a signal handler of the loop."""
         self._stopping = True
 
     @property
     def stopping(self) -> bool:
-        """Whether it receives nothing more."""
+        """Whether the runner is stopping: it receives nothing more."""
         return self._stopping
 
     def stop_when_idle(self) -> None:
@@ -135,11 +134,11 @@ class Runner:
 
     @property
     def left(self) -> int:
-        """How many messages went back to the broker and were not done since: they will be delivered again."""
+        """How many messages were returned to the broker and not done since: they will be delivered again."""
         return len(self._left)
 
     async def run(self) -> None:
-        """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
+        """Run until `stop()`. Raises errors that a retry cannot fix, after draining."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
             self._works: dict[Route, Handling] = {
                 route: work_for(route, threads, lambda: self._stopping) for route in self.routes
@@ -159,7 +158,7 @@ class Runner:
     # --- receive ---
 
     async def _turn(self) -> None:
-        """One look at the room and one at the broker."""
+        """Start due retries, then receive once from the broker."""
         now = monotonic()
         self._dispatch(self._room.due(now))
         next_at = self._room.next_at()
@@ -171,7 +170,7 @@ class Runner:
             or self._store_is_away
             or (self._room.full and not self.source.redelivers)
         ):
-            await self._news(wait_s)
+            await self._wait_for_handler(wait_s)
             return
         # A message that a handler gives back while this waits is not in hand and not here: the next turn sees it.
         nothing_in_hand = not self._hand
@@ -186,11 +185,11 @@ class Runner:
 
     @property
     def _store_is_away(self) -> bool:
-        """Whether to receive nothing for now: what is in hand will show when the store is back."""
+        """Whether to receive nothing for now: the messages in hand will show when the store is back."""
         return self._outages > 0 and bool(self._room or self._tasks)
 
-    async def _news(self, wait_s: float) -> None:
-        """Wait until a handler has ended, or until there is something else to look at."""
+    async def _wait_for_handler(self, wait_s: float) -> None:
+        """Wait until a handler has ended, at most `wait_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         else:
@@ -202,7 +201,7 @@ class Runner:
     # --- dispatch ---
 
     def _dispatch(self, held: Sequence[HeldDelivery]) -> None:
-        """Find keys, and hand batches to handlers as far as there are free ones."""
+        """Find routes and keys, and start batches while handlers are free."""
         ready = []
         for each in held:
             if each.gone:
@@ -225,11 +224,11 @@ class Runner:
         self._launch()
 
     def _find_route_and_key(self, held: HeldDelivery) -> bool:
-        """Whether the message has a route and a key; one that has not is put aside."""
+        """Find the route and the key. Returns `False` if there is none; the message is then acked or dead-lettered."""
         try:
             event_type, event_time_us = event_facts(held.arrival)
             route = route_for(self.routes, event_type)
-            if route is None:  # nobody here wants it: acknowledged, as a filter would
+            if route is None:  # no route takes this type: acknowledged, as a filter would
                 self._ack(held)
                 return False
             held.delivery = route.delivery(held.arrival, event_type, event_time_us)
@@ -239,13 +238,13 @@ class Runner:
                 self._return(held, 0.0)
                 self.stop()
             else:
-                self._put_aside(held, "no-key", error)
+                self._start_dead_letter(held, "no-key", error)
             return False
         held.route = route
         return True
 
     def _launch(self) -> None:
-        """Start waiting batches while handlers are free; each takes no more of them than it has messages."""
+        """Start waiting batches while handlers are free; a batch takes at most one handler per message."""
         while self._waiting and self._free > 0 and not self._stopping:
             batch = self._waiting.popleft()
             for each in batch:
@@ -268,7 +267,7 @@ class Runner:
             self.stop()
 
     async def _deliver(self, batch: list[HeldDelivery], share: int) -> None:
-        """Claim, run and complete a batch; each message is answered for as soon as its outcome is known."""
+        """Claim, run and complete a batch; each message is answered as soon as its outcome is known."""
         route = batch[0].route
         assert route is not None
         deliveries = [
@@ -295,7 +294,7 @@ class Runner:
             for at in sorted(unanswered):
                 settle(at, Unavailable(error))
         finally:
-            for at in unanswered:  # broken off before its turn
+            for at in unanswered:  # cancelled before its turn
                 self._return(batch[at], 0.0)
             self._free += kept
             self._launch()
@@ -303,10 +302,10 @@ class Runner:
     # --- answer ---
 
     def _settle(self, held: HeldDelivery, outcome: Outcome[Any]) -> None:
-        """What the broker is told of an outcome."""
+        """Answer the broker according to the outcome."""
         held.running = False
         if isinstance(outcome, Done | Failed | Busy) and getattr(outcome, "recorded", True):
-            self._outages = 0  # the store has answered; what is released or lost may go unheard
+            self._outages = 0  # the store has answered; other outcomes are possible without its answer
         if held.gone:
             self._release(held)
             return
@@ -314,13 +313,13 @@ class Runner:
             case Done(recorded=True, replayed=replayed) | Failed(replayed=replayed):
                 self.counts.duplicates += replayed
                 self._ack(held)
-            case Done(guarded=False):  # by the policy's choice: it has run, and nobody will record it
+            case Done(guarded=False):  # by the policy's choice: it ran, and it will not be recorded
                 self.counts.unguarded += 1
                 self._ack(held)
             case Unknown(_, error):
-                self._put_aside(held, "unknown", error)
+                self._start_dead_letter(held, "unknown", error)
             case Mismatch() | Late():
-                self._put_aside(held, "mismatch" if isinstance(outcome, Mismatch) else "late")
+                self._start_dead_letter(held, "mismatch" if isinstance(outcome, Mismatch) else "late")
             case Busy(retry_after_s):
                 self._park(held, retry_after_s)
             case Unavailable(error):
@@ -328,33 +327,33 @@ class Runner:
             case Errored(error, attempt, retry_after_s):
                 self._handle_failure(held, error, attempt, retry_after_s)
             case Done():
-                self._again(held, self._outage_s("a completion was not stored"))
+                self._retry(held, self._outage_s("a completion was not stored"))
             case Lost():
-                self._again(held, 0.0)
+                self._retry(held, 0.0)
 
     def _handle_failure(
         self, held: HeldDelivery, error: BaseException, attempt: int, retry_after_s: float
     ) -> None:
-        """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
+        """Retry later. If no record counts the attempts, as in observe mode, they are counted here."""
         if isinstance(error, NotStarted):
             self._return(held, 0.0)
             return
         self.counts.errors += 1
         assert held.delivery is not None
-        if not retry_after_s:  # a record that was released would say how long
+        if not retry_after_s:  # a released record would have a delay
             assert held.route is not None
             policy = held.route.once.policy
             attempt = self._tally.count_failure(held.delivery.key, held.arrival.deliveries)
             if attempt >= policy.max_attempts:
                 self._tally.forget(held.delivery.key)
-                self._put_aside(held, "failed", error)
+                self._start_dead_letter(held, "failed", error)
                 return
             retry_after_s = retry_later(policy, attempt).delay_s
         self._failure_log.log_failure(held.delivery.key, attempt, retry_after_s, error)
-        self._again(held, retry_after_s)
+        self._retry(held, retry_after_s)
 
     def _outage_s(self, error: object) -> float:
-        """How long to leave the store alone: longer with each try, and the same for all that tried together."""
+        """Return how long to pause before the store is used again: longer each time, the same for tries at one time."""
         now = monotonic()
         if now >= self._outage_until:
             delay_s = outage_pause_s(self._outages)
@@ -370,14 +369,14 @@ class Runner:
         self._answers.ack(held.arrival)
 
     def _park(self, held: HeldDelivery, delay_s: float) -> None:
-        """Busy elsewhere: look again when the owner's lease ends. In a full room it goes back to the broker."""
+        """Retry a busy message when the owner's lease ends. If the retry queue is full, return it to the broker."""
         if self._room.full and self.source.redelivers and not self.pace.order:
             self._return(held, delay_s)
         else:
             self._keep(held, delay_s)
 
-    def _again(self, held: HeldDelivery, delay_s: float) -> None:
-        """Not done: to be delivered again, by the broker where it can, and not ahead of its lane."""
+    def _retry(self, held: HeldDelivery, delay_s: float) -> None:
+        """Retry a message that is not done: the broker redelivers it if it can and no order is kept."""
         if self.source.redelivers and not self.pace.order:
             self._return(held, delay_s)
         else:
@@ -396,7 +395,7 @@ class Runner:
             self._answers.nack([held.arrival], delay_s)
 
     def _release(self, held: HeldDelivery) -> None:
-        """No longer in hand; the next of its lane is on."""
+        """Remove a delivery from those in hand; the next one of its lane may start."""
         self._hand.discard(held)
         lane = self._lanes.get(held.arrival.lane)
         if lane and lane[0] is held:
@@ -409,7 +408,7 @@ class Runner:
     # --- dead letters ---
 
     async def _before_fail(self, delivery: Delivery[Arrival], error: BaseException, granted: Granted) -> None:
-        """Before a message is failed for good: its copy among the dead letters, confirmed."""
+        """Write the dead letter of a message before it is recorded as failed."""
         route = route_for(self.routes, delivery.event_type)
         once = None if route is None else route.once
         letter = letter_for(
@@ -422,8 +421,8 @@ class Runner:
         )
         await self._dead_letters.write(delivery.body, letter, once)
 
-    def _put_aside(self, held: HeldDelivery, reason: str, error: BaseException | None = None) -> None:
-        """A copy to the dead letters, then the ack."""
+    def _start_dead_letter(self, held: HeldDelivery, reason: str, error: BaseException | None = None) -> None:
+        """Start to dead-letter a message; it is acknowledged afterwards."""
         consumer = "" if held.route is None else held.route.once.consumer
         key = "" if held.delivery is None else held.delivery.key
         held.running = True
@@ -443,7 +442,7 @@ class Runner:
     # --- heartbeat and end ---
 
     async def _beat(self) -> None:
-        """Tell the broker at a third of its deadline that everything in hand is being worked on."""
+        """Extend the deadline of all messages in hand, each third of the deadline."""
         assert self.source.deadline_s is not None
         while True:
             await asyncio.sleep(self.source.deadline_s / 3)
@@ -453,14 +452,14 @@ class Runner:
             try:
                 gone = {id(each) for each in await self.source.extend([each.arrival for each in held])}
             except SourceUnavailable as error:
-                _log.warning("%s did not hear the heartbeat: %s", self.source.name, error)
+                _log.warning("%s did not answer the heartbeat: %s", self.source.name, error)
                 continue
             for each in held:
                 if id(each.arrival) in gone:
                     each.gone = True
 
     async def _drain(self, beating: "asyncio.Task[None] | None") -> None:
-        """Give back what has not started, finish what has, acknowledge it, and let go."""
+        """Return messages that have not started, finish the others, acknowledge them, and close."""
         self._stopping = True
         self._room.empty()
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""What a broker has to offer: deliveries in hand, and the four things that can be said about them."""
+"""The protocol of a broker: receive deliveries, then ack, nack, extend or dead-letter them."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,18 @@ __all__ = [
 
 
 class Arrival(Envelope, frozen=True, kw_only=True):
-    """One delivery in hand: what came, and what it takes to answer the broker for it."""
+    """One received delivery: the message, and the data that an answer to the broker needs."""
 
     lane: str = ""
     """Deliveries of one lane came in order: a partition, a message group. Empty: there is no order."""
     deliveries: int = 0
-    """How often the broker says it has delivered this message, this time included; 0: it does not say."""
+    """The broker's count of deliveries of this message, including this one; 0: it does not count."""
     handle: Any = None
-    """What the source itself needs to acknowledge it."""
+    """The source's own data for acknowledging it."""
 
 
 def decode_body(body: str, encoding: str | None) -> bytes:
-    """The bytes of a body that had to travel as text; the relay says `base64` of what is none."""
+    """Return the bytes of a body that was sent as text; the relay sends other bytes with the encoding `base64`."""
     if encoding == "base64":
         with suppress(ValueError):
             return base64.b64decode(body, validate=True)
@@ -43,7 +43,7 @@ def decode_body(body: str, encoding: str | None) -> bytes:
 
 
 def expand_headers(headers: dict[str, str]) -> dict[str, str]:
-    """The headers one by one; where there is room for ten alone, the relay puts its message's own into one, as JSON."""
+    """Return single headers. If a broker takes only ten, the relay packs the message's headers into one, as JSON."""
     with suppress(KeyError, msgspec.MsgspecError):
         own = msgspec.json.decode(headers["headers"], type=dict[str, str])
         return {**own, **{name: value for name, value in headers.items() if name != "headers"}}
@@ -51,14 +51,14 @@ def expand_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 class DeadLetterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a message was given up, for whoever reads it at the dead-letter destination."""
+    """Why a message was given up, for readers of the dead-letter destination."""
 
     reason: str
     """`failed`, `unknown`, `mismatch`, `late` or `no-key`."""
     consumer: str
     key: str = ""
     fence: int = 0
-    """Of the record that says so: a replay forgets that record and no later one."""
+    """The fence of its record: a replay forgets that record and no later one."""
     attempts: int = 0
     error: str = ""
     stack: str = ""
@@ -68,15 +68,16 @@ class DeadLetterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Source(Protocol):
-    """Where deliveries come from. One event loop uses it; nothing of it blocks.
+    """A source of deliveries. One event loop uses it; no method blocks.
 
-    Raises `SourceUnavailable` where the broker cannot be reached: the runner backs off and opens it again. A source
-    whose `receive` may be empty although there is something, as while it joins a group, says so by `caught_up: bool`.
+    Methods raise `SourceUnavailable` if the broker cannot be reached: the runner backs off and opens the source again.
+    If `receive` may return nothing although there are messages, as while joining a group, the source has an attribute
+    `caught_up: bool`.
     """
 
     @property
     def name(self) -> str:
-        """For messages and metrics, without credentials."""
+        """The name for messages and metrics, without credentials."""
         ...
 
     @property
@@ -90,37 +91,37 @@ class Source(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect, or connect again. What was in hand before a reconnection is no longer.
+        """Connect, or reconnect. Deliveries of an earlier connection are no longer in hand.
 
-        Makes the dead-letter destination where there is none; raises `UsageError` where that is not allowed.
+        Creates a missing dead-letter destination; raises `UsageError` if that is not allowed.
         """
         ...
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """Up to `limit` deliveries; none when nothing came within `wait_s`."""
+        """Return up to `limit` deliveries; none if nothing arrived within `wait_s`."""
         ...
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """They are dealt with, durably: never deliver them again."""
+        """Acknowledge deliveries: they are durably processed and must not be delivered again."""
         ...
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """They are not: deliver them again, not before `delay_s`, to whoever asks."""
+        """Return deliveries: the broker delivers them again to any consumer, not before `delay_s`."""
         ...
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """They are still being worked on; returns those that are no longer ours."""
+        """Extend the deadline of deliveries; returns those that this consumer no longer holds."""
         ...
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Put a copy at the dead-letter destination; returns when the broker has confirmed it.
 
-        Raises `MessageTooLarge` where the letter makes it too large; it is called again with an empty body.
+        Raises `MessageTooLarge` if the letter makes it too large; it is called again with an empty body.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of the connection. What was not acknowledged is delivered again, to somebody else."""
+        """Close the connection. Unacknowledged deliveries are delivered again to another consumer."""
         ...
 
 
@@ -138,17 +139,17 @@ _BUILT_IN: dict[str, str] = {
 
 
 def source_for(url: str) -> Source:
-    """The source that a URL names, not yet connected. Raises `UsageError` with what to do."""
+    """Return the source of a URL, not yet connected. Raises `UsageError` with what to do."""
     source: Source = load_scheme_function(url, _BUILT_IN)(url)
     return source
 
 
 def load_scheme_function(url: str, functions: Mapping[str, str]) -> Any:
-    """The function for a URL's scheme, imported with its driver. Raises `UsageError` with what to do."""
+    """Return the function for a URL's scheme, imported with its driver. Raises `UsageError` with what to do."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in functions:
         known = ", ".join(f"{name}:" for name in functions)
-        raise UsageError(f"no source answers to {scheme}:; known are {known}")
+        raise UsageError(f"there is no source for {scheme}:; known are {known}")
     module, _, function = functions[scheme].partition(":")
     try:
         return getattr(import_module(module), function)

@@ -1,4 +1,4 @@
-"""SQS: long polling, visibility that is extended for everything in hand, groups that keep their order."""
+"""SQS: long polling, visibility timeouts extended for all messages in hand, and ordered groups."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -33,16 +33,16 @@ from semel.runtime.urls import option_texts, struct_options
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]
 
 BATCH_MAX = 10
-"""What one call of the service takes."""
+"""The most entries in one call of the service."""
 VISIBLE_MAX_S = 43_200
-"""Twelve hours after its receipt a message is visible again, whatever is said about it."""
+"""Twelve hours after its receipt a message is visible again, whatever its extensions."""
 ATTRIBUTES_MAX = 10
 LEFT_OUT = "(left out)"
-"""The body of a dead letter whose own was too large: the service takes no empty one."""
+"""The body of a dead letter whose own body was too large: the service accepts no empty body."""
 BYTES_MAX = 262_144
-"""What a queue takes that does not say it."""
+"""The message size limit of a queue that does not report one."""
 LOOK_S = 30
-"""How long dead letters that are looked at are nobody else's, unless the source is closed before."""
+"""How long dead letters are hidden from others after `look`, unless the source is closed before."""
 UNREACHABLE = (BotoCoreError, HTTPClientError, ConnectionError, TimeoutError, OSError)
 REFUSALS = (NoCredentialsError, NoRegionError, PartialCredentialsError)
 REFUSED_STATUS = (400, 401, 403, 404)
@@ -54,19 +54,19 @@ PASSING_CODES = (
     "RequestExpired",
     "ExpiredToken",
 )
-"""How codes of errors begin that come with such a status and may heal: new credentials are fetched by the client."""
+"""Prefixes of error codes with such a status that a retry may fix: the client fetches new credentials."""
 
 
 class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the URL says beside which queue it is."""
+    """Options in the URL."""
 
     queue: str = ""
-    """The queue's name; it may stand in the path instead: sqs://eu-west-1/orders."""
+    """The queue's name; it may be in the path instead: sqs://eu-west-1/orders."""
     region: str = ""
     endpoint: str = ""
-    """Another endpoint than AWS's own, such as http://localhost:9324."""
+    """An endpoint other than AWS's own, such as http://localhost:9324."""
     deadline_s: float = 30.0
-    """The visibility timeout of what is received here."""
+    """The visibility timeout of received messages."""
     dead: str = ""
     """The queue for dead letters; by default the queue's name with `-dead`."""
 
@@ -78,10 +78,10 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_url(url: str) -> "SqsQueue":
-    """The source that `sqs://eu-west-1/orders` names; credentials come from where AWS's tools look for them."""
+    """Return the source of a URL such as `sqs://eu-west-1/orders`; credentials are found as AWS's own tools do it."""
     parts = urlsplit(url)
-    said = {"queue": parts.path.strip("/"), "region": "" if "region" in option_texts(url) else parts.netloc}
-    options = struct_options(url, SqsOptions, {name: text for name, text in said.items() if text})
+    given = {"queue": parts.path.strip("/"), "region": "" if "region" in option_texts(url) else parts.netloc}
+    options = struct_options(url, SqsOptions, {name: text for name, text in given.items() if text})
     if not options.queue:
         raise UsageError("a queue is needed: sqs://eu-west-1/orders")
     return SqsQueue(options)
@@ -98,12 +98,12 @@ class SqsQueue:
         self._client: Any = None
         self._urls: dict[str, str] = {}
         self._limits: dict[str, int] = {}
-        self._dug: dict[str, str] = {}
-        """The receipts of dead letters that were looked at."""
+        self._receipts: dict[str, str] = {}
+        """The receipts of the dead letters that `look` returned."""
 
     @property
     def name(self) -> str:
-        """Region and queue."""
+        """The region and the queue."""
         return f"sqs://{self._options.region}/{self._options.queue}"
 
     @property
@@ -113,11 +113,11 @@ class SqsQueue:
 
     @property
     def _is_fifo(self) -> bool:
-        """Whether groups keep their order: in a standard queue a group is only for fair shares."""
+        """Whether groups keep their order: in a standard queue groups only share capacity fairly."""
         return self._options.queue.endswith(".fifo")
 
     async def visit(self) -> None:
-        """Make a client, and find the queue. Creates nothing on the server."""
+        """Create a client, and find the queue. Creates nothing on the server."""
         if self._client is None:
             options = self._options
             self._entered = get_session().create_client(
@@ -130,12 +130,12 @@ class SqsQueue:
         await self._url(self._options.queue)
 
     async def open(self) -> None:
-        """Connect, and make the queue of dead letters where there is none."""
+        """Connect, and create a missing dead-letter queue."""
         await self.visit()
         await self._make_dead_letter_place()
 
     async def _make_dead_letter_place(self) -> None:
-        """Make the queue of dead letters where there is none. Raises `UsageError` where that is refused."""
+        """Create a missing dead-letter queue. Raises `UsageError` if the service refuses that."""
         try:
             await self._url(self.dead_letter_name)
         except SourceRefused:
@@ -150,7 +150,7 @@ class SqsQueue:
             self._urls[self.dead_letter_name] = made["QueueUrl"]
 
     def _error(self, error: BaseException) -> SemelError:
-        """The error to raise: what time may heal is `SourceUnavailable`."""
+        """Return the error to raise: `SourceUnavailable` if a retry may help."""
         if isinstance(error, REFUSALS):
             return SourceRefused(f"{self.name}: {error}")
         if isinstance(error, ClientError):
@@ -168,11 +168,11 @@ class SqsQueue:
         return self._urls[queue]
 
     async def attributes(self, queue: str = "") -> Mapping[str, str]:
-        """What the service says about the queue, or about another. Raises `SourceRefused` where it has none such."""
+        """Return the attributes of the queue, or of another one. Raises `SourceRefused` if it does not exist."""
         url = await self._url(queue or self._options.queue)
         answer = await self._ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
-        said: Mapping[str, str] = answer["Attributes"]
-        return said
+        attributes: Mapping[str, str] = answer["Attributes"]
+        return attributes
 
     async def _ask(self, operation: str, **arguments: Any) -> Any:
         if self._client is None:
@@ -183,7 +183,7 @@ class SqsQueue:
             raise self._error(error) from error
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """What is visible; waits for the first, in whole seconds, as the service counts."""
+        """Return visible messages; waits for the first, in whole seconds, as the service requires."""
         asked_at = monotonic()
         answer = await self._ask(
             "receive_message",
@@ -210,17 +210,17 @@ class SqsQueue:
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """Delete them. A receipt that has run out deletes nothing; the message comes again, as a duplicate."""
+        """Delete messages. An expired receipt deletes nothing; the message is redelivered as a duplicate."""
         await self._batches("delete_message_batch", arrivals, {})
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Make them visible again after the delay."""
+        """Make messages visible again after the delay."""
         await self._batches(
             "change_message_visibility_batch", arrivals, {"VisibilityTimeout": _whole(delay_s)}
         )
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Keep them invisible; those whose receipt has run out, or whose twelve hours are over, are gone."""
+        """Keep messages invisible; returns those whose receipt has expired, or whose twelve hours are over."""
         now = monotonic()
         old = [each for each in arrivals if now + self.deadline_s > each.handle.asked_at + VISIBLE_MAX_S]
         young = [each for each in arrivals if each not in old]
@@ -231,7 +231,7 @@ class SqsQueue:
     async def _batches(
         self, operation: str, arrivals: Sequence[Arrival], more: dict[str, Any]
     ) -> list[Arrival]:
-        """Say it of all, ten at a time; returns those of which the service would not have it."""
+        """Call the service for all messages, ten at a time; returns those that it refused."""
         refused: list[Arrival] = []
         for at in range(0, len(arrivals), BATCH_MAX):
             batch = arrivals[at : at + BATCH_MAX]
@@ -248,43 +248,46 @@ class SqsQueue:
     # --- dead letters ---
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Send a copy with its story: in one attribute, since a message has room for ten."""
+        """Send a copy with its information in one attribute: a message has at most ten."""
         message = arrival.handle.message
         attributes = dict(list(message.get("MessageAttributes", {}).items())[: ATTRIBUTES_MAX - 1])
         system = message.get("Attributes", {})
-        story = {**headers_of(letter), **{name: system[of] for of, name in KEPT.items() if of in system}}
-        attributes[LETTER] = _attribute(msgspec.json.encode(story).decode())
+        information = {
+            **headers_of(letter),
+            **{name: system[of] for of, name in KEPT.items() if of in system},
+        }
+        attributes[LETTER] = _attribute(msgspec.json.encode(information).decode())
         body = LEFT_OUT if letter.body_at else message["Body"]
         await self._send(self.dead_letter_name, body, attributes, system.get("MessageGroupId", ""))
 
     async def _send(self, queue: str, body: str, attributes: Mapping[str, Any], group: str) -> None:
-        said: dict[str, Any] = {"MessageBody": body, "MessageAttributes": dict(attributes)}
+        message: dict[str, Any] = {"MessageBody": body, "MessageAttributes": dict(attributes)}
         if queue.endswith(".fifo"):
-            said["MessageGroupId"] = group or "semel"
-            # Each burial or replay is a message of its own: the record decides whether its effect happens again.
-            said["MessageDeduplicationId"] = os.urandom(16).hex()
+            message["MessageGroupId"] = group or "semel"
+            # Each dead letter or replay is a message of its own: the record decides whether its effect happens again.
+            message["MessageDeduplicationId"] = os.urandom(16).hex()
         size = len(body.encode()) + sum(_size(name, value) for name, value in attributes.items())
         if size > (most := await self._bytes_max(queue)):
             raise MessageTooLarge(f"{size:,} bytes with its attributes, and {queue} takes {most:,}")
-        await self._ask("send_message", QueueUrl=await self._url(queue), **said)
+        await self._ask("send_message", QueueUrl=await self._url(queue), **message)
 
     async def _bytes_max(self, queue: str) -> int:
-        """How large a message of the queue may be, with its attributes. Asked once."""
+        """Return the size limit of a message of the queue, with its attributes. Requested once."""
         if queue not in self._limits:
-            said = await self.attributes(queue)
-            self._limits[queue] = int(said.get("MaximumMessageSize", BYTES_MAX))
+            attributes = await self.attributes(queue)
+            self._limits[queue] = int(attributes.get("MaximumMessageSize", BYTES_MAX))
         return self._limits[queue]
 
     @property
     def dead_letter_name(self) -> str:
-        """The queue for dead letters."""
+        """The dead-letter queue."""
         queue = self._options.queue
         if self._options.dead:
             return self._options.dead
         return f"{queue.removesuffix('.fifo')}-dead.fifo" if queue.endswith(".fifo") else f"{queue}-dead"
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
-        """Dead letters, in no order; they are visible to others again when this source is closed."""
+        """Return dead letters, in no order; closing this source makes them visible to others again."""
         found: dict[str, DeadLetter] = {}
         while len(found) < limit:
             answer = await self._ask(
@@ -307,32 +310,32 @@ class SqsQueue:
                 found[each["MessageId"]] = DeadLetter.from_message(
                     each["MessageId"], headers, each["Body"].encode()
                 )
-                self._dug[each["MessageId"]] = each["ReceiptHandle"]
+                self._receipts[each["MessageId"]] = each["ReceiptHandle"]
         return list(found.values())[:limit]
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
         """Send a message to the queue itself, to its old group."""
-        said = dict(headers)
-        group = said.pop(GROUP, "")
-        if self._is_fifo and "message_id" in said:
+        own = dict(headers)
+        group = own.pop(GROUP, "")
+        if self._is_fifo and "message_id" in own:
             # The service wants a new id of its own, which would be taken for the key: the old one goes before it.
-            said = {IDEMPOTENCY_KEY: said["message_id"], **said}
-        attributes = {name: _attribute(value) for name, value in list(said.items())[:ATTRIBUTES_MAX]}
+            own = {IDEMPOTENCY_KEY: own["message_id"], **own}
+        attributes = {name: _attribute(value) for name, value in list(own.items())[:ATTRIBUTES_MAX]}
         await self._send(self._options.queue, body.decode(), attributes, group)
 
     async def remove(self, dead: DeadLetter) -> None:
-        """Delete a dead letter that was looked at just now."""
+        """Delete a dead letter that `look` returned before."""
         await self._ask(
             "delete_message",
             QueueUrl=await self._url(self.dead_letter_name),
-            ReceiptHandle=self._dug.pop(dead.id),
+            ReceiptHandle=self._receipts.pop(dead.id),
         )
 
     async def _put_back(self) -> None:
-        """Show the dead letters that were looked at to the next who looks."""
-        dug, self._dug = self._dug, {}
-        with suppress(SourceUnavailable):  # they show themselves in a while
-            for receipt in dug.values():
+        """Make the dead letters that `look` returned visible again."""
+        receipts, self._receipts = self._receipts, {}
+        with suppress(SourceUnavailable):  # they become visible after their timeout
+            for receipt in receipts.values():
                 await self._ask(
                     "change_message_visibility",
                     QueueUrl=await self._url(self.dead_letter_name),
@@ -341,7 +344,7 @@ class SqsQueue:
                 )
 
     async def close(self) -> None:
-        """Let go; what is in hand becomes visible again after its timeout."""
+        """Close the client; messages in hand become visible again after their timeout."""
         await self._put_back()
         entered, self._entered, self._client = self._entered, None, None
         self._urls.clear()
@@ -352,7 +355,7 @@ class SqsQueue:
 LETTER = "semel-dead-letter"
 ID, GROUP = "semel-sqs-id", "semel-sqs-group"
 KEPT = {"MessageDeduplicationId": ID, "MessageGroupId": GROUP}
-"""What a FIFO queue knows a message by, which its copy has no room for elsewhere."""
+"""Attributes that identify a message in a FIFO queue; its copy has no other place for them."""
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
@@ -368,7 +371,7 @@ def _headers(message: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _size(name: str, value: Mapping[str, Any]) -> int:
-    """The bytes of an attribute as the service counts them: name, type and value."""
+    """Return the bytes of an attribute as the service counts them: name, type and value."""
     text = value.get("StringValue", "")
     return (
         len(name.encode()) + len(value["DataType"]) + len(text.encode()) + len(value.get("BinaryValue", b""))
@@ -380,5 +383,5 @@ def _attribute(value: str) -> dict[str, str]:
 
 
 def _whole(delay_s: float) -> int:
-    """Whole seconds, as the service counts, rounded up."""
+    """Return whole seconds, rounded up, as the service requires."""
     return min(VISIBLE_MAX_S, -int(-delay_s // 1))

@@ -1,4 +1,4 @@
-"""Connections of the runner's own to the database that holds the store, one transaction at a time on each."""
+"""The runner's own connections to the store's database, one transaction at a time on each."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -14,39 +14,37 @@ __all__ = ["TransactionConnections", "desk_for"]
 
 
 class TransactionConnections(Protocol):
-    """How to connect, and to begin and end a transaction, with one driver."""
+    """Connects, and begins and ends transactions, with one driver."""
 
     at_once: int
-    """How many transactions make sense at the same time."""
+    """The most transactions at the same time."""
     unavailable: tuple[type[Exception], ...]
-    """The driver's errors that say nothing about a message: the database is away, or busy with others."""
+    """The driver's errors that are not a message's fault: the database is unreachable, or busy with others."""
 
     async def connect(self) -> Any:
-        """A new connection, outside any transaction."""
+        """Open a new connection, outside any transaction."""
         ...
 
     async def let_go(self, connection: Any) -> None:
-        """Close it, whatever its state."""
+        """Close a connection in any state."""
         ...
 
     def handle(self, connection: Any) -> Any:
-        """What an inbox joins."""
+        """Return the handle for an inbox."""
         ...
 
     def transaction(self, connection: Any) -> Any:
-        """A transaction around a block: committed at its end, rolled back when it raises."""
+        """Return a context manager for a transaction: it commits at the end, and rolls back after an error."""
         ...
 
 
 def desk_for(store: Any, *, awaits: bool) -> TransactionConnections:
-    """The desk at a store's own database, for handlers that are awaited or for those that block."""
+    """Return the connections to a store's database, for awaited or for blocking handlers."""
     if store.name.startswith("sqlite"):
         return AsyncSqliteDesk(store.path) if awaits else SqliteDesk(store.path)
     if store.name.startswith("postgresql"):
         return AsyncPostgresDesk(store.place) if awaits else PostgresDesk(store.place)
-    raise UsageError(
-        f"mode 'inbox' needs a store in a database of its own transactions, and this is {store.name}"
-    )
+    raise UsageError(f"mode 'inbox' needs a store in a database with transactions, and this is {store.name}")
 
 
 class _Postgres:
@@ -65,7 +63,7 @@ class _Postgres:
         self._parameters = parameters
 
     def handle(self, connection: Any) -> Any:
-        """What an inbox joins."""
+        """Return the handle for an inbox."""
         return handle_for(connection)
 
 
@@ -79,11 +77,11 @@ class AsyncPostgresDesk(_Postgres):
         return await psycopg.AsyncConnection.connect(**self._parameters)
 
     async def let_go(self, connection: Any) -> None:
-        """Close it."""
+        """Close a connection."""
         await connection.close()
 
     def transaction(self, connection: Any) -> Any:
-        """The driver's own block; inside it the handler cannot commit."""
+        """Return the driver's own transaction block; inside it the handler cannot commit."""
         return connection.transaction()
 
 
@@ -97,11 +95,11 @@ class PostgresDesk(_Postgres):
         return await asyncio.to_thread(psycopg.Connection.connect, **self._parameters)
 
     async def let_go(self, connection: Any) -> None:
-        """Close it."""
+        """Close a connection."""
         connection.close()
 
     def transaction(self, connection: Any) -> Any:
-        """The driver's own block; inside it the handler cannot commit."""
+        """Return the driver's own transaction block; inside it the handler cannot commit."""
         return connection.transaction()
 
 
@@ -113,7 +111,7 @@ class _Sqlite:
         self._path = str(path)
 
     def handle(self, connection: Any) -> Any:
-        """What an inbox joins."""
+        """Return the handle for an inbox."""
         return handle_for(connection)
 
 
@@ -125,12 +123,12 @@ class SqliteDesk(_Sqlite):
         return sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
 
     async def let_go(self, connection: Any) -> None:
-        """Close it."""
+        """Close a connection."""
         connection.close()
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        """Begun without the lock: the inbox takes it with its first mark, and waits for it as long as it may."""
+        """Begin without the lock: the inbox takes it with its first mark, and waits for it within its limit."""
         connection.execute("BEGIN")
         try:
             yield
@@ -155,12 +153,12 @@ class AsyncSqliteDesk(_Sqlite):
         return await aiosqlite.connect(self._path, isolation_level=None)
 
     async def let_go(self, connection: Any) -> None:
-        """Close it."""
+        """Close a connection."""
         await connection.close()
 
     @asynccontextmanager
     async def transaction(self, connection: Any) -> AsyncIterator[None]:
-        """As of the connection inside."""
+        """Do the same as `SqliteDesk.transaction`, awaited."""
         await connection.execute("BEGIN")
         try:
             yield

@@ -1,4 +1,4 @@
-"""What both clients hold and know; how each of them waits is in `verbs` and `verbs_async`."""
+"""The code that both clients share; `verbs` and `verbs_async` differ in how they wait."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,24 +44,24 @@ __all__ = ["ClaimOutcome", "Client", "raise_if_interrupted"]
 T = TypeVar("T")
 
 ClaimOutcome: TypeAlias = Claimed | Done[Any] | Failed | Busy | Mismatch | Late | Unknown
-"""What `claim` comes to."""
+"""The result of `claim`."""
 
 
 class Client:
-    """What both clients hold."""
+    """The base of both clients."""
 
     awaits: bool = False
     """Whether its verbs are awaited."""
 
     _actions: ClaimActions
-    """What its claims ask of it."""
+    """The actions that its claims call."""
 
     def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         self._plan = plan
         self._runtime = runtime
         self._admitted = False
         self._tells_copies = isinstance(runtime.store, MemoryStore)
-        """Whether the store itself tells the first of equal keys in one mark from the others."""
+        """Whether the store itself distinguishes the first of equal keys in one mark from its copies."""
 
     def __repr__(self) -> str:
         plan = self._plan
@@ -69,32 +69,32 @@ class Client:
 
     @property
     def consumer(self) -> str:
-        """Who processes."""
+        """The name of the consumer."""
         return self._plan.consumer
 
     @property
     def tenant(self) -> str:
-        """Whose records; empty where there are no tenants."""
+        """The tenant of its records; empty without tenants."""
         return self._plan.tenant
 
     @property
     def mode(self) -> Mode:
-        """How the consumer works."""
+        """The mode of the consumer."""
         return self._plan.mode
 
     @property
     def policy(self) -> Policy:
-        """How deliveries are treated."""
+        """The policy of its deliveries."""
         return self._plan.policy
 
     @property
     def store(self) -> Store | AsyncStore:
-        """Where the records live."""
+        """The store of its records."""
         return self._runtime.store
 
     @property
     def observed(self) -> ObserveCounts:
-        """What observe mode has counted in this process."""
+        """The counts of observe mode in this process."""
         return self._plan.observed
 
     def _claim_item(
@@ -155,7 +155,7 @@ class Client:
         return replay(answer, None)
 
     def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
-        """The outcomes of `claim_many`: a later copy of a key is answered from the first one's answer."""
+        """Return the outcomes of `claim_many`; a later copy of a key gets its outcome from the first one's answer."""
         first_at, place_of = fold
         outcome = self._outcome
         outcomes: list[Any] = []
@@ -164,7 +164,7 @@ class Client:
             try:
                 answer = answer if claim is leader else copy_of_claim(leader, claim, answer)
                 outcomes.append(outcome(claim, answer, sent_at))
-            except RecordCorrupt as error:  # one that does not read must not cost the others their claims
+            except RecordCorrupt as error:  # one unreadable record must not cost the others their claims
                 outcomes.append(Unavailable(error))
         return outcomes
 
@@ -174,7 +174,7 @@ class Client:
         handler: Callable[[Any], Any],
         before_fail: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
     ) -> tuple[list[ClientTask], Sequence[int], Sequence[int]]:
-        """The tasks of `run_many`, one for each distinct key, and how the copies relate to them."""
+        """Return the tasks of `run_many`, one for each distinct key, and how the copies map to them."""
         plan, windows = self._plan, self._runtime.windows
         for delivery in deliveries:
             self._check_journal(delivery.journal)
@@ -198,14 +198,14 @@ class Client:
     # --- reports ---
 
     def _flows(self, tasks: Sequence[ClientTask], *, reached: bool) -> list[Flow[Outcome[Any]]]:
-        """The flows of tasks, watched if anybody listens. `reached`: the store could be opened."""
+        """Return the flows of tasks, reported to hooks if there are any. `reached`: the store could be opened."""
         made = [task.flow(task) if reached else flows.without_store(task) for task in tasks]
         if not self._runtime.reporter.listens:
             return made
         return [self._watch(flow, task) for flow, task in zip(made, tasks, strict=True)]
 
     def _orphan_flow(self, task: ClientTask) -> Flow[Outcome[Any]]:
-        """The flow of an orphan, watched if anybody listens."""
+        """Return the flow of an orphan, reported to hooks if there are any."""
         return self._flows((task,), reached=True)[0]
 
     def _watch(self, flow: Flow[Outcome[Any]], task: ClientTask) -> Flow[Outcome[Any]]:
@@ -224,7 +224,7 @@ class Client:
         *,
         parks: bool = False,
     ) -> None:
-        """Later copies of a key in one batch have no flow of their own."""
+        """Report later copies of a key in one batch: they have no flow of their own."""
         reporter = self._runtime.reporter
         if not reporter.listens or len(first_at) == len(deliveries):
             return
@@ -234,7 +234,7 @@ class Client:
                 reporter.report_copy(record_id, handler, deliveries[at], outcomes[at], parks=parks)
 
     def _report_left(self, claim: Claimed, to: Any, answer: Any) -> None:
-        """A `with` block has settled its claim."""
+        """Report that a `with` block has settled its claim."""
         item = claim.claim
         settle = Settle(item.id, item.owner, claim.granted.fence, to)
         self._runtime.reporter.report_settled((settle,), (answer,))
@@ -246,20 +246,20 @@ class Client:
         event_type: str = "",
         meta: Mapping[str, str] | None = None,
     ) -> None:
-        """Keys were marked, by this client or by an inbox of it."""
+        """Report keys that this client or its inbox has marked."""
         plan = self._plan
         event_type = event_type or plan.policy.event_type
         self._runtime.reporter.report_marked((plan.tenant, plan.consumer), keys, firsts, event_type, meta)
 
     def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
-        """Warn at the first value of a handler that cannot be kept: its duplicates will have none."""
+        """Warn about the first value of a handler that cannot be kept: its duplicates get no value."""
         label = label_of(fn)
         if outcome.replayed or label in self._plan.warned or not self._plan.warns_not_kept:
             return
         self._plan.warned.add(label)
         warnings.warn(
-            f"what {label} returns is not kept, so a duplicate gets no value: {outcome.reason}"
-            " (or say Policy(keep_value=False))",
+            f"the return value of {label} is not kept, so a duplicate gets no value: {outcome.reason}"
+            " (or set Policy(keep_value=False))",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -273,18 +273,18 @@ class Client:
     def _recovery(
         self, stored: Any, handler: Callable[[Any], Any]
     ) -> tuple[Callable[[Record], ClientTask], list[bytes]]:
-        """How orphans are run again, and the owners of the claims made for it."""
+        """Return the function that builds an orphan's task, and the owners of the claims that it makes."""
         task, owners = self._plan.recovery(stored, handler), list[bytes]()
 
-        def noted(record: Record) -> ClientTask:
-            made = task(record)
-            owners.append(made.claim.owner)
-            return made
+        def build_task(record: Record) -> ClientTask:
+            built = task(record)
+            owners.append(built.claim.owner)
+            return built
 
-        return noted, owners
+        return build_task, owners
 
     def _drop_settled(self, claims: Sequence[Claimed], verdicts: Sequence[Any], keeper: Any) -> None:
-        """A claim is kept until its settle is answered."""
+        """Stop renewing the claims whose settle was answered."""
         if not keeper.kept:
             return
         for claim, verdict in zip(claims, verdicts, strict=True):
@@ -292,20 +292,20 @@ class Client:
                 keeper.drop(claim.claim.owner)
 
     def _check_exit(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
-        """A `with` block has ended. Its own error is never hidden; a good end that is not recorded is one."""
+        """Raise an error if a `with` block succeeded but was not recorded. Never hides an error of the block itself."""
         if error is None and isinstance(answer, Lost):
             raise ClaimLost(f"another attempt at {claim.key!r} took over; its result counts")
         if error is None and isinstance(answer, Unavailable):
             raise NotRecorded(
-                f"{claim.key!r} ran, but the store could not be told: a repeat may run again"
+                f"{claim.key!r} ran, but the store could not record it: a repeat may run again"
             ) from answer.error
 
     def _window_known(self, event_type: str) -> int:
-        """The window in force for an event type, as far as it is known without asking."""
+        """Return the window in force for an event type, as last read from the store."""
         return self._plan.window_us(self._runtime.windows, event_type)
 
     def _as_of_now(self, claim: Claimed) -> Claim:
-        """The claim with the window that is in force now: a change applies to completions from then on."""
+        """Return the claim with the window in force now: a change applies to later completions."""
         item, windows = claim.claim, self._runtime.windows
         window_us = self._plan.window_us(windows, item.event_type)
         return item if item.sliding or item.window_us == window_us else replace(item, window_us=window_us)
@@ -336,7 +336,7 @@ class Client:
     def _marks(
         self, stored: Any, keys: Sequence[str], event_type: str
     ) -> tuple[Mark, Callable[[Any], list[bool]]]:
-        """The mark of keys that differ, and how its answer reads for the keys as they were given."""
+        """Return the mark of the distinct keys, and a function that maps its answer to all given keys."""
         self._plan.require("mark")
         if isinstance(keys, str):
             raise UsageError("mark_many takes a list of keys; for one key use mark")
@@ -353,7 +353,7 @@ class Client:
 
 
 def as_deliveries(given: Iterable[Delivery[T] | tuple[str, T]]) -> list[Delivery[T]]:
-    """Return the deliveries, with pairs `(key, body)` made into them. Raises `UsageError` for anything else."""
+    """Return the deliveries; pairs `(key, body)` become deliveries. Raises `UsageError` for anything else."""
     if isinstance(given, str | bytes | Mapping | Delivery):
         raise UsageError(f"deliveries come in a list, not in a {type(given).__name__}")
     return [each if isinstance(each, Delivery) else _delivery_of(each) for each in given]
@@ -378,7 +378,7 @@ def check_concurrency(concurrency: int) -> None:
 
 
 def raise_if_interrupted(outcome: Outcome[T]) -> Outcome[T]:
-    """The outcome, unless it was an interrupt: that goes on its way once the claim is released."""
+    """Return the outcome. Raises the interrupt if it was one; the claim is released by then."""
     if type(outcome) is Errored and not isinstance(outcome.error, Exception):
         raise outcome.error
     return outcome

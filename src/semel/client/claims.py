@@ -1,4 +1,4 @@
-"""A claim in the caller's own hands: what `claim` returns when the key is yours."""
+"""A claim that the caller settles: the result of `claim` for a granted key."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -17,12 +17,12 @@ __all__ = ["ClaimActions", "Claimed"]
 
 
 class ClaimActions(Struct, frozen=True, eq=False):
-    """What a claim asks of the client that made it."""
+    """The actions of a client that its claims call."""
 
     awaits: bool
     """Whether `settle` is awaited."""
     keeper: Callable[[], Any]
-    """Returns the keeper that renews claims for the caller: of its event loop, or of the client."""
+    """Returns the keeper that renews the caller's claims: that of its event loop, or of the client."""
     settle: Callable[["Claimed", BaseException | None], Any]
     """Settles a claim whose block has ended, with the error of the block."""
 
@@ -30,9 +30,9 @@ class ClaimActions(Struct, frozen=True, eq=False):
 class Claimed:
     """The exclusive right to run. Settle it with `complete`, `fail` or `release`.
 
-    `with claim:` keeps it alive until the block ends. A block that ends well completes it, one that raises
-    releases it (or fails it, as the policy says), unless it was settled inside. A block that ended well but
-    could not be recorded raises `ClaimLost` or `NotRecorded`. A bare claim is not renewed.
+    `with claim:` renews it until the block ends. A block that succeeds completes it; a block that raises
+    releases it (or fails it, as the policy says), unless it was settled inside. If a block succeeds but
+    cannot be recorded, it raises `ClaimLost` or `NotRecorded`. Outside a block a claim is not renewed.
     """
 
     __slots__ = ("_actions", "_kept", "claim", "granted", "settled")
@@ -54,12 +54,12 @@ class Claimed:
 
     @property
     def fence(self) -> int:
-        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
+        """A number that grows with every claim of this key: a sink that remembers it can refuse stale workers."""
         return self.granted.fence
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """The number of the attempt; 1 for the first."""
         return self.granted.attempt
 
     @property
@@ -69,22 +69,22 @@ class Claimed:
 
     @property
     def journal(self) -> Any:
-        """The payload kept with the claim, or `None`."""
+        """The payload stored with the claim, or `None`."""
         return None if self.granted.journal is None else decode(self.granted.journal)
 
     @property
     def idempotency_key(self) -> str:
-        """For the systems you call: the same on every attempt."""
+        """A key for the systems you call: the same on every attempt."""
         return idempotency_key(self.claim.id)
 
     @property
     def deadline_s(self) -> float:
-        """Seconds until the claim ends if it is not renewed any more."""
+        """Seconds until the claim ends if it is not renewed."""
         return self._kept.deadline - monotonic()
 
     @property
     def lost(self) -> bool:
-        """Whether the keeper found the claim lost: stop, and touch nothing more."""
+        """Whether the keeper found the claim lost: the handler must stop and have no more effects."""
         return self._kept.lost
 
     def __enter__(self) -> Self:

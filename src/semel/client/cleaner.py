@@ -1,4 +1,4 @@
-"""Clean up in the background of a service: what `semel purge --watch` does, in a thread or a task of its own."""
+"""Clean up in the background of a service, as `semel purge --watch` does, in a thread or a task."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,24 +17,24 @@ __all__ = ["EVERY", "PURGE_BATCH", "AsyncCleaner", "Cleaner", "PurgeResult"]
 
 EVERY = "1m"
 PURGE_BATCH = 5000
-"""Records removed at once: few enough that nobody waits long behind them."""
+"""Records removed in one batch: few enough that other callers do not wait long."""
 EVERY_MIN_US = 100_000
 
 
 class PurgeResult(Struct, frozen=True):
-    """What one round of cleaning came to."""
+    """The result of one round of cleaning."""
 
     count: int = 0
     """How many records were removed."""
     partitions: int = 0
-    """How many partitions went, with all that was in them."""
+    """How many partitions were dropped with their records."""
     lag_s: float = 0.0
-    """How long the oldest of those had been waiting for it."""
+    """How long the oldest of those had been expired."""
     cleaner: str = ""
-    """Who else was at it, so that this round ended; empty: nobody."""
+    """The other cleaner that was at work, which ended this round; empty: none."""
 
     def plus(self, purged: Purged) -> "PurgeResult":
-        """The round after one more batch."""
+        """Return the result with one more batch added."""
         return PurgeResult(
             self.count + purged.count,
             self.partitions + purged.partitions,
@@ -48,7 +48,7 @@ class _Purging(Protocol):
 
 
 class _Purges(Protocol):
-    """A client, or whatever else has records to purge."""
+    """A client, or another object with records to purge."""
 
     @property
     def records(self) -> _Purging: ...
@@ -73,7 +73,7 @@ def _every_s(every: Duration) -> float:
 def _note(done: PurgeResult | None, error: BaseException | None) -> None:
     log = logging.getLogger("semel")
     if error is not None:
-        log.warning("cleaning up failed, and is tried again: %s", error)
+        log.warning("cleaning up failed and will be retried: %s", error)
     elif done is not None and (done.count or done.partitions):
         log.info(
             "removed %d expired records and %d partitions, the oldest %.0f s late",
@@ -84,15 +84,15 @@ def _note(done: PurgeResult | None, error: BaseException | None) -> None:
 
 
 class Cleaner:
-    """Removes what is over, every so often, in a thread of its own; a store's other upkeep goes with it.
+    """Removes expired records at an interval, in a thread of its own; it also does the store's other upkeep.
 
-    Any number of services may have one: on a shared store one at a time works, and the others come back later.
-    Killed anywhere, it leaves nothing to repair. Use it as a context manager, or `start()` and `close()`::
+    Any number of services may have one: on a shared store one at a time works, and the others try again later.
+    A kill at any point leaves nothing to repair. Use it as a context manager, or `start()` and `close()`::
 
         with semel.open(url, consumer="billing") as once, semel.Cleaner(once, every="1m"):
             serve()
 
-    It never changes what a delivery is told. A store that gives no answer is asked again in the next round.
+    It never changes the outcome of a delivery. If the store does not answer, the next round tries again.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Cleaner:
         restart_after_fork(self)
 
     def clean(self, progress: Callable[[PurgeResult], None] | None = None) -> PurgeResult:
-        """One round: batch after batch till nothing is left, or another cleaner turns out to be at it."""
+        """Run one round: batch after batch, until nothing is left or another cleaner is at work."""
         made = PurgeResult()
         while not self._stop.is_set():
             purged = self._once.records.purge(limit=self._batch)
@@ -125,7 +125,7 @@ class Cleaner:
         return made
 
     def start(self) -> None:
-        """Begin to clean; idempotent."""
+        """Start cleaning; idempotent."""
         with self._lock:
             if self._thread is None:
                 self._stop.clear()
@@ -133,7 +133,7 @@ class Cleaner:
                 self._thread.start()
 
     def close(self) -> None:
-        """End after the batch under way; idempotent."""
+        """Stop after the current batch; idempotent."""
         self._stop.set()
         with self._lock:
             thread, self._thread = self._thread, None
@@ -150,7 +150,7 @@ class Cleaner:
         self.close()
 
     def after_fork(self) -> None:
-        """The thread is the parent's; a child that wants to clean starts its own."""
+        """Forget the parent's thread; a child that wants to clean starts its own."""
         self._lock = Lock()
         self._thread = None
         self._stop = Event()
@@ -170,7 +170,7 @@ class Cleaner:
 
 
 class AsyncCleaner:
-    """The same for an event loop: a task, ended and awaited by `close()`."""
+    """The `Cleaner` for an event loop: a task, which `close()` ends and awaits."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class AsyncCleaner:
         self._task: asyncio.Task[Any] | None = None
 
     async def clean(self, progress: Callable[[PurgeResult], None] | None = None) -> PurgeResult:
-        """One round: batch after batch till nothing is left, or another cleaner turns out to be at it."""
+        """Run one round: batch after batch, until nothing is left or another cleaner is at work."""
         made = PurgeResult()
         while True:
             purged = await self._once.records.purge(limit=self._batch)
@@ -198,12 +198,12 @@ class AsyncCleaner:
                 return made
 
     def start(self) -> None:
-        """Begin to clean, in the running loop; idempotent."""
+        """Start cleaning, in the running loop; idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="semel-cleaner")
 
     async def close(self) -> None:
-        """End now; idempotent. A batch under way is carried out or not, by the store."""
+        """Stop now; idempotent. The store may or may not execute the current batch."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

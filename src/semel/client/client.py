@@ -1,6 +1,6 @@
 """The client that blocks: its executor and keeper, and the verbs that differ from those of `AsyncSemel`.
 
-All other verbs are in `verbs`. `open` and `aopen` make the clients.
+All other verbs are in `verbs`. `open` and `aopen` create the clients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from semel.windows import Duration
 if TYPE_CHECKING:
     from semel.connections.kinds import AsyncpgConnection, AwaitedConnection, BlockingConnection
     from semel.inbox import AsyncInbox, Inbox
-    from semel.observe.events import Hook  # loaded when somebody listens
+    from semel.observe.events import Hook  # loaded only if there are hooks
     from semel.outbox.publish import AsyncOutbox, Outbox
 
 __all__ = ["Semel", "aopen", "open"]
@@ -45,11 +45,11 @@ def open(
     ids: str | None = None,
     hooks: "Iterable[Hook]" = (),
 ) -> "Semel":
-    """A client of a store, named by its URL or given. No I/O yet: the first use connects, or `with`.
+    """Return a client of a store, given as a URL or an object. No I/O yet: the first use or `with` connects.
 
-    `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`), by
-    which a store may lay out its records and remove the old ones at once. `hooks`: callables that are told what
-    happens, one event at a time (`semel.observe`).
+    `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`): a
+    store may lay out its records by that time and remove old ones at once. `hooks`: callables that get one event
+    for each thing that happens (`semel.observe`).
     """
     plan = ItemBuilder(
         consumer=consumer,
@@ -76,7 +76,7 @@ def aopen(
     ids: str | None = None,
     hooks: "Iterable[Hook]" = (),
 ) -> AsyncSemel:
-    """The same for an event loop. No I/O yet: the first use connects, or `async with`."""
+    """Return a client for an event loop. No I/O yet: the first use or `async with` connects."""
     plan = ItemBuilder(
         consumer=consumer,
         tenant=tenant,
@@ -88,7 +88,9 @@ def aopen(
     )
     runtime = _runtime(store, mode, hooks)
     if isinstance(runtime.store, HasAsyncTwin):
-        runtime = Runtime(runtime.store.twin(), owned=True, hooks=runtime.hooks)  # made here, so closed here
+        runtime = Runtime(
+            runtime.store.twin(), owned=True, hooks=runtime.hooks
+        )  # created here, so closed here
     return AsyncSemel(plan, runtime)
 
 
@@ -105,13 +107,13 @@ def _runtime(store: str | Store | AsyncStore, mode: Mode, hooks: "Iterable[Hook]
     hooks = tuple(hooks)
     if not hooks:
         return Runtime(found, owned=owned)
-    from semel.observe.events import Hooks  # not loaded unless somebody listens
+    from semel.observe.events import Hooks  # loaded only if there are hooks
 
     return Runtime(found, owned=owned, hooks=Hooks(hooks))
 
 
 class Semel(Verbs):
-    """A client that blocks. Use it from any thread; after a fork the child goes on with its own connections."""
+    """A client that blocks. Use it from any thread; after a fork the child uses its own connections."""
 
     def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
@@ -120,15 +122,15 @@ class Semel(Verbs):
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "Semel":
-        """The same client by another policy; both share one connection."""
+        """Return the same client with another policy; both share one connection."""
         return Semel(self._plan.using(policy), self._runtime)
 
     @property
     def twin(self) -> AsyncSemel:
-        """The async client of the same store; what `guard` uses for an `async def`.
+        """The async client of the same store; `guard` uses it for an `async def`.
 
-        Closing this client closes it too: at once, or soon where an event loop is using it. Whoever wants to
-        wait for that awaits `twin.close()` in the loop.
+        Closing this client closes it too: at once, or soon if an event loop is using it. To wait for that, await
+        `twin.close()` in the loop.
         """
         return AsyncSemel(self._plan, self._runtime.twin())
 
@@ -141,9 +143,9 @@ class Semel(Verbs):
     # --- plain verbs ---
 
     def mark(self, key: str, *, event_type: str = "", meta: Mapping[str, str] | None = None) -> bool:
-        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event.
+        """Mark the key as processed; returns `True` the first time. At most once: a crash after it loses the event.
 
-        `event_type` selects the window. A mark keeps nothing but its key: `meta` is for hooks.
+        `event_type` selects the window. A mark stores only its key: `meta` is for hooks.
         """
         first = self.mark_many((key,), event_type=event_type, meta=meta)[0]
         store, plan = self._runtime.store, self._plan
@@ -163,7 +165,7 @@ class Semel(Verbs):
     def inbox(self, handle: Any) -> Any:
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
 
-        An `Inbox`; an `AsyncInbox`, whose verbs are awaited, where those of the handle are.
+        Returns an `Inbox`, or an `AsyncInbox`, whose verbs are awaited, if the handle's calls are awaited.
         """
         from semel.connections import AsyncCallerConnection, handle_for
         from semel.inbox import inbox_for
@@ -182,7 +184,7 @@ class Semel(Verbs):
     def outbox(self, handle: Any) -> Any:
         """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
 
-        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        A relay publishes them afterwards. `publish` of the outbox is awaited if the handle's calls are awaited.
         """
         from semel.outbox.publish import outbox_for
 
@@ -192,4 +194,4 @@ class Semel(Verbs):
     def _window_us(self, event_type: str) -> int:
         return self._plan.window_us(self._connect(), event_type)
 
-    # --- claims in the caller's hands ---
+    # --- claims that the caller settles ---

@@ -37,11 +37,11 @@ class AsyncSemel(AsyncVerbs):
         self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "AsyncSemel":
-        """The same client by another policy; both share one connection."""
+        """Return the same client with another policy; both share one connection."""
         return AsyncSemel(self._plan.using(policy), self._runtime)
 
     def _executor(self) -> AsyncExecutor:
-        """The executor of the running loop: made once for each, as its keeper is."""
+        """Return the executor of the running loop: created once per loop, as its keeper is."""
         runtime = self._runtime
         keeper = runtime.loop_keeper()
         executor = self._last_executor
@@ -56,9 +56,9 @@ class AsyncSemel(AsyncVerbs):
     # --- plain verbs ---
 
     async def mark(self, key: str, *, event_type: str = "", meta: Mapping[str, str] | None = None) -> bool:
-        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event.
+        """Mark the key as processed; returns `True` the first time. At most once: a crash after it loses the event.
 
-        `event_type` selects the window. A mark keeps nothing but its key: `meta` is for hooks.
+        `event_type` selects the window. A mark stores only its key: `meta` is for hooks.
         """
         runtime, plan = self._runtime, self._plan
         channel = runtime.channel
@@ -76,7 +76,7 @@ class AsyncSemel(AsyncVerbs):
     def inbox(self, handle: "AwaitedConnection | AsyncpgConnection") -> "AsyncInbox":
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
 
-        An `AsyncInbox`; the handle's own verbs have to be awaited too.
+        Returns an `AsyncInbox`; the handle's own calls must be awaited too.
         """
         from semel.connections import CallerConnection, handle_for
         from semel.inbox import ainbox_for
@@ -96,7 +96,7 @@ class AsyncSemel(AsyncVerbs):
     def outbox(self, handle: Any) -> Any:
         """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
 
-        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        A relay publishes them afterwards. `publish` of the outbox is awaited if the handle's calls are awaited.
         """
         from semel.outbox.publish import outbox_for
 

@@ -1,7 +1,7 @@
 """The interface of a client for runners, middleware and the command line: more than its public verbs.
 
-Brokers, ingest, HTTP and the command line use a client through these functions. No other module reads what a client
-keeps to itself, and none of this is part of the public API.
+Brokers, ingest, HTTP and the command line use a client through these functions. No other module reads a client's
+private members, and none of this is part of the public API.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,7 +45,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BeforeFail: TypeAlias = Callable[[Delivery[T], BaseException, Granted], Awaitable[None]]
-"""Awaited before a delivery is recorded as failed; where it raises, the delivery is tried again instead."""
+"""Awaited before a delivery is recorded as failed; if it raises, the delivery is retried instead."""
 
 
 # --- deliveries ---------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ async def deliver_one(
     *,
     quarantine: bool = False,
 ) -> Outcome[R]:
-    """`run_many` for one delivery, without the work that a batch makes.
+    """`run_many` for one delivery, without the overhead of a batch.
 
     `owner`: of an earlier call for the same delivery, whose claim may have been granted without an answer.
     `quarantine`: if the handler raises, the record becomes `unknown`, whatever the mode.
@@ -144,7 +144,7 @@ def keep(claim: Claimed) -> None:
 
 
 def drop(claim: Claimed) -> None:
-    """Renew the claim no longer."""
+    """Stop renewing the claim."""
     claim._actions.keeper().drop(claim.claim.owner)
 
 
@@ -167,12 +167,12 @@ async def refresh_windows(once: AsyncSemel) -> None:
 
 
 def known_window_us(client: Client, event_type: str = "") -> int:
-    """Return the window in force for an event type, as far as the client knows without asking."""
+    """Return the window in force for an event type, as last read from the store."""
     return client._window_known(event_type)
 
 
 def check_journal(client: Client, journal: Any) -> None:
-    """Raise `UsageError` where this client cannot keep a journal; a journal of `None` is none."""
+    """Raise `UsageError` if this client cannot store a journal; `None` means no journal."""
     client._check_journal(journal)
 
 

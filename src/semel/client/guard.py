@@ -1,4 +1,4 @@
-"""`guard`: a function that runs once per key, and whose every call returns the first one's value."""
+"""`guard`: a function that runs once per key; every call returns the value of the first."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper
@@ -59,23 +59,23 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 SCOPE = "::"
-"""Between the name of a guarded function and the key of a call, in the key of its record."""
+"""The separator in a record's key, between the name of the guarded function and the key of the call."""
 
 KeySource: TypeAlias = str | Callable[..., str]
 """An attribute path that starts with a parameter's name, or a callable given the function's arguments."""
 MetaSource: TypeAlias = Mapping[str, str] | Callable[..., Mapping[str, str]]
-"""What is kept with each record, or a callable that is given the function's arguments and returns it."""
+"""The metadata for each record, or a callable that gets the function's arguments and returns it."""
 Binds: TypeAlias = Literal["instance", "class", "nothing"]
-"""What a guarded function gets as its first argument where it is read from an object."""
+"""What a guarded function gets as its first argument when it is read as an attribute of an object."""
 
 
 def unwrap(outcome: Outcome[R], key: str) -> R:
-    """The value of a delivery, or the error that says why there is none."""
+    """Return the value of a delivery, or raise the error that says why there is none."""
     match outcome:
         case Done(value, replayed, kept, recorded, reason, guarded):
             if guarded and not recorded:
                 raise NotRecorded(
-                    f"{key!r} ran, but the store could not be told: a repeat may run again", value
+                    f"{key!r} ran, but the store could not record it: a repeat may run again", value
                 )
             if replayed and not kept:
                 why = f": {reason}" if reason else ""
@@ -107,7 +107,7 @@ def unwrap(outcome: Outcome[R], key: str) -> R:
 
 
 class GuardOptions(Struct, frozen=True, kw_only=True):
-    """What a guard is told about the function."""
+    """The options of a guard."""
 
     key: KeySource
     name: str | None = None
@@ -116,17 +116,17 @@ class GuardOptions(Struct, frozen=True, kw_only=True):
 
 
 class GuardedRuns(Struct, frozen=True, eq=False):
-    """What a guarded function asks of its client."""
+    """The part of a client that guarded functions use."""
 
     run: Callable[..., Any]
     """Runs one call: key, call, function, fingerprint, event type, metadata, sliding window, event time."""
     policy: Policy
     places: dict[str, tuple[str, int]]
-    """Where the functions that this client guards are defined, by the names of their records."""
+    """Where the functions guarded by this client are defined, by the names of their records."""
 
 
 class KeyReader:
-    """Read the key of a call from its arguments."""
+    """Reads the key of a call from its arguments."""
 
     def __init__(self, fn: Callable[..., Any], source: KeySource) -> None:
         self._signature = signature_of(fn)
@@ -155,7 +155,7 @@ class KeyReader:
 
 
 class _Guarded(Generic[P, R]):
-    """What both kinds of guarded function hold."""
+    """The base of both kinds of guarded function."""
 
     __name__: str
     __wrapped__: Callable[P, Any]
@@ -164,7 +164,7 @@ class _Guarded(Generic[P, R]):
     def __init__(
         self, runs: GuardedRuns, fn: Callable[P, Any], options: GuardOptions, binds: Binds = "instance"
     ) -> None:
-        update_wrapper(cast(Any, self), fn)  # first: what `fn` holds must not replace what this holds
+        update_wrapper(cast(Any, self), fn)  # first: attributes of `fn` must not replace those set below
         self._runs = runs
         self._fn = fn
         self._read = KeyReader(fn, options.key)
@@ -174,7 +174,7 @@ class _Guarded(Generic[P, R]):
         self._bound: tuple[Any, ...] = ()
 
     def _bind(self, instance: Any, owner: type | None) -> Any:
-        """As a method: the object, or the class, is the first argument."""
+        """Bind it as a method: the object, or the class, is the first argument."""
         target = owner if self._binds == "class" else instance
         if target is None or self._bound or self._binds == "nothing":
             return self
@@ -183,7 +183,7 @@ class _Guarded(Generic[P, R]):
         return bound
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The key of the record of a call with these arguments, for `once.records` and `semel show`."""
+        """Return the key of the record of a call with these arguments, for `once.records` and `semel show`."""
         return self._scope + self._read((*self._bound, *args), kwargs)
 
     def _start(self, args: Any, kwargs: Any) -> tuple[str, Any]:
@@ -211,16 +211,16 @@ class Guarded(_Guarded[P, R]):
     ) -> "Guarded[Q, R]": ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: `self` is the first argument, as always."""
+        """Bind it as a method: `self` is the first argument, as always."""
         return self._bind(instance, owner)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The value, fresh or replayed. Raises the function's own error on a first failure, else an `OutcomeError`."""
+        """Return the value, new or stored. Raises the function's own error if it fails here, else `OutcomeError`."""
         key, outcome = self._start(args, kwargs)
         return unwrap(outcome, key)  # type: ignore[no-any-return]
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """The outcome, when the caller wants to know."""
+        """Return the outcome instead of the value."""
         return self._start(args, kwargs)[1]  # type: ignore[no-any-return]
 
 
@@ -236,16 +236,16 @@ class AsyncGuarded(_Guarded[P, R]):
     ) -> "AsyncGuarded[Q, R]": ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: `self` is the first argument, as always."""
+        """Bind it as a method: `self` is the first argument, as always."""
         return self._bind(instance, owner)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The value, fresh or replayed. Raises the function's own error on a first failure, else an `OutcomeError`."""
+        """Return the value, new or stored. Raises the function's own error if it fails here, else `OutcomeError`."""
         key, outcome = self._start(args, kwargs)
         return unwrap(await outcome, key)  # type: ignore[no-any-return]
 
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """The outcome, when the caller wants to know."""
+        """Return the outcome instead of the value."""
         return await self._start(args, kwargs)[1]  # type: ignore[no-any-return]
 
 
@@ -285,7 +285,7 @@ class AsyncGuard:
 
 
 def _plain_function(fn: Any) -> tuple[Any, Binds]:
-    """The function that `classmethod` or `staticmethod` holds, and what it binds; any other as it is."""
+    """Return the function inside a `classmethod` or `staticmethod`, and what it binds; any other function as it is."""
     if isinstance(fn, classmethod):
         return fn.__func__, "class"
     if isinstance(fn, staticmethod):
@@ -294,10 +294,10 @@ def _plain_function(fn: Any) -> tuple[Any, Binds]:
 
 
 def _register(known: dict[str, tuple[str, int]], fn: Any, name: str | None) -> str:
-    """Return the name of the function's records. Raises `UsageError` where another function has it already.
+    """Return the name of the function's records. Raises `UsageError` if another function has the name already.
 
-    A name that was given is meant: several functions may then share their records. A function that is defined again on
-    the same line is the same; in an interactive session, which has no file, it may be defined anew.
+    Several functions may share a name that was given explicitly, and so their records. A function that is defined
+    again on the same line is the same function; in an interactive session, which has no file, it may be redefined.
     """
     found = operation_name(fn, name)
     if name is not None:

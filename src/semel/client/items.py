@@ -1,7 +1,7 @@
-"""Build what both clients send to a store: items, tasks and their flows; and read the answers.
+"""Build the items, tasks and flows that both clients send to a store; and read the answers.
 
 `ItemBuilder` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
-they wait, and everything else is here, once.
+they wait, and share everything here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +48,11 @@ MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction"
 TENANT_BYTES_MAX = 128
 META_BYTES_MAX = 4096
 IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
-"""Who may declare the kind of its ids."""
+"""The modes whose consumers may declare the kind of their ids."""
 
 
 class ObserveCounts(msgspec.Struct):
-    """What observe mode has seen: how often handlers ran, and how many of those were duplicates."""
+    """The counts of observe mode: how often handlers ran, and how many of those runs were duplicates."""
 
     runs: int = 0
     duplicates: int = 0
@@ -70,7 +70,7 @@ class ClientTask(Task, frozen=True):
 
 
 class ItemBuilder:
-    """One consumer's claims by one policy."""
+    """Builds the items of one consumer with one policy."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ItemBuilder:
         """Where the guarded functions are defined, by the names of their records."""
         self.warns_not_kept: bool = True
         self.warned: set[str] = set()
-        """Handlers whose values could not be kept, and were warned about."""
+        """Handlers that were warned about because their values could not be kept."""
         self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
         self.lease_us: int = duration_us(lease if policy.lease_s is None else policy.lease_s)
         if not LEASE_MIN_S * 1e6 <= self.lease_us <= LEASE_MAX_S * 1e6:
@@ -112,7 +112,7 @@ class ItemBuilder:
         self.probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
 
     def using(self, policy: Policy) -> "ItemBuilder":
-        """The same consumer by another policy."""
+        """Return a builder for the same consumer with another policy."""
         window, lease = self._base
         plan = ItemBuilder(
             consumer=self.consumer,
@@ -128,14 +128,14 @@ class ItemBuilder:
         return plan
 
     def id(self, key: str) -> Id:
-        """The record's name. Raises `KeyInvalid`."""
+        """Return the record's id. Raises `KeyInvalid`."""
         key = check_key(key)
         if self.ids:
             time_in(self.ids, key)
         return (self.tenant, self.consumer, key)
 
     def check_live(self, stored: Mapping[tuple[str, str, str], int], live_us: int) -> None:
-        """Refuse windows that outlive the partitions in which their records would be. Raises `PolicyInvalid`."""
+        """Check that the partitions outlive the windows of their records. Raises `PolicyInvalid`."""
         if not self.ids or not live_us:
             return
         mine = [us for scope, us in stored.items() if scope[:2] == (self.tenant, self.consumer)]
@@ -147,27 +147,27 @@ class ItemBuilder:
             )
 
     def window_us(self, stored: Mapping[tuple[str, str, str], int], event_type: str) -> int:
-        """The window of an event type: the stored one, else this plan's."""
+        """Return the window of an event type: the stored one, else the client's own."""
         if not stored:
             return self._default_us
         return resolve(stored, self.tenant, self.consumer, event_type, self._default_us)
 
     def check_probe(self) -> None:
-        """Refuse a probe that a client which blocks cannot await, before anything is claimed."""
+        """Raise `UsageError` for an async probe in a blocking client, before anything is claimed."""
         if self.probe_awaits:
             raise UsageError(
                 "Policy.probe is an async def, which this client cannot await: use a def, or semel.aopen()"
             )
 
     def require(self, *modes: Mode) -> None:
-        """Refuse a verb that the consumer's mode does not have."""
+        """Raise `ModeMismatch` if the consumer's mode is none of these."""
         if self.mode not in modes:
             raise ModeMismatch(
                 f"consumer {self.consumer!r} works in mode {self.mode!r}; this call is for {' or '.join(modes)}"
             )
 
     def with_fingerprints(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
-        """The deliveries with what the policy takes of their bodies, where they bring none of their own."""
+        """Return the deliveries; those without a fingerprint get the policy's fingerprint of their body."""
         take = self.policy.fingerprint
         if take is None:
             return deliveries
@@ -190,12 +190,14 @@ class ItemBuilder:
         meta: Mapping[str, str] | None = None,
         lateness_us: int | None = None,
     ) -> Claim:
-        """A claim of this consumer with an owner of its own."""
+        """Build a claim of this consumer, with a new owner."""
         event_type = event_type or self.policy.event_type
         apart_us = 0
         if lateness_us is not None and sliding_us is not None:
             if event_time_us is None:
-                raise UsageError(f"{key!r} is told apart by event time, and has none; give it event_time")
+                raise UsageError(
+                    f"{key!r} has a sliding window by event time, and no event time; pass event_time"
+                )
             self.require("lease", "quarantine", "observe")
             apart_us, sliding_us = sliding_us, sliding_us + lateness_us
         if sliding_us is not None:
@@ -219,13 +221,13 @@ class ItemBuilder:
         )
 
     def _encode_journal(self, journal: Any) -> bytes:
-        """A payload must come back as it went in: the handler that takes it over is given it."""
+        """Encode a payload. It must decode to an equal value: the handler that takes the claim over gets it."""
         return encode(journal, None, self.policy.value_bytes_max, as_plain_data=False)
 
     def claim_for_delivery(
         self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]
     ) -> Claim:
-        """The claim of a delivery."""
+        """Build the claim of a delivery."""
         return self.claim(
             stored,
             delivery.key,
@@ -241,7 +243,7 @@ class ItemBuilder:
     def settle(
         self, claim: Claim, granted: Granted, to: Any, value: bytes | None = None, **more: Any
     ) -> Settle:
-        """The end of a claim."""
+        """Build the settle that ends a claim."""
         return Settle(
             claim.id,
             claim.owner,
@@ -256,7 +258,7 @@ class ItemBuilder:
         )
 
     def completion(self, claim: Claim, granted: Granted, value: Any) -> Settle:
-        """`done` with its value, or without it where it cannot be kept: the effect has happened."""
+        """Build the settle to `done`. A value that cannot be kept is left out: the effect has happened."""
         try:
             kept = encode(value, None, self.policy.value_bytes_max) if self.policy.keep_value else None
         except ValueInvalid as error:
@@ -264,30 +266,30 @@ class ItemBuilder:
         return self.settle(claim, granted, "done", kept)
 
     def failure(self, claim: Claim, granted: Granted, error: BaseException | str) -> Settle:
-        """`failed`, with what is kept of the error."""
+        """Build the settle to `failed`, with the stored part of the error."""
         error = RuntimeError(error) if isinstance(error, str) else error
         return self.settle(claim, granted, "failed", encode_error(error))
 
     def release(self, claim: Claim, granted: Granted, delay_s: float, *, count_attempt: bool) -> Settle:
-        """Back to nobody, claimable after the delay."""
+        """Build the settle that releases a claim; the key can be claimed again after the delay."""
         delay_us = duration_us(delay_s)
         if delay_us > LEASE_MAX_S * 1e6:
             raise PolicyInvalid(f"delay_s is {delay_s}; it must lie between 0 and {LEASE_MAX_S:g}")
         return self.settle(claim, granted, "released", delay_us=delay_us, count_attempt=count_attempt)
 
     def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settlement:
-        """What the end of a `with` block means for its claim."""
+        """Build the settlement of a claim at the end of its `with` block."""
         ran = Returned(None) if error is None else Raised(error, interrupted=not isinstance(error, Exception))
         return settlement_for(ran, Task(claim, _nothing, self.policy), granted.attempt)
 
     def renewal(self, claim: Claim, granted: Granted) -> Renew:
-        """The lease once more, from now."""
+        """Build the renewal of a claim's lease, from now."""
         return Renew(claim.id, claim.owner, granted.fence, claim.lease_us)
 
     def mark(
         self, stored: Mapping[tuple[str, str, str], int], keys: Sequence[str], event_type: str = ""
     ) -> Mark:
-        """Marks for keys that differ from one another."""
+        """Build the mark of distinct keys."""
         window = self.window_us(stored, event_type or self.policy.event_type)
         return Mark(self.tenant, self.consumer, list(keys), window)
 
@@ -305,8 +307,8 @@ class ItemBuilder:
         sliding: Sliding | None = None,
         event_time_us: int | None = None,
     ) -> ClientTask:
-        """The task of one call."""
-        # Every call passes here, so the usual annotation is read without a call; `return_type` knows all others.
+        """Build the task of one call."""
+        # Every call passes here, so the usual annotation is read without a call; `return_type` reads all others.
         try:
             returns = handler.__annotations__.get("return")
         except Exception:  # noqa: BLE001 - no function, or an annotation that names nothing
@@ -332,7 +334,7 @@ class ItemBuilder:
         before_fail: Callable[[BaseException, Granted], Any] | None = None,
         owner: bytes | None = None,
     ) -> ClientTask:
-        """The task of one delivery.
+        """Build the task of one delivery.
 
         `owner`: of an earlier task for the same delivery, whose claim may have been granted without an answer.
         """
@@ -375,13 +377,13 @@ class ItemBuilder:
         )
 
     def orphans(self, limit: int) -> Scan:
-        """Journaled claims of this consumer whose owner is gone."""
+        """Build the scan for journaled claims of this consumer whose owner is gone."""
         return Scan(self.tenant, self.consumer, orphaned=True, limit=limit)
 
     def recovery(
         self, stored: Mapping[tuple[str, str, str], int], handler: Callable[[Any], Any]
     ) -> Callable[[Record], ClientTask]:
-        """How an orphan is run again: claimed anew, without waiting, with its journaled payload."""
+        """Return the function that builds an orphan's task: a new claim, no waiting, the journaled payload."""
         policy = replace(self.policy, wait_s=0)
 
         def task(record: Record) -> ClientTask:
@@ -393,22 +395,22 @@ class ItemBuilder:
 
 
 def _check_ids(ids: str, mode: Mode, policy: Policy) -> str:
-    """The kind of ids as it is recorded, where the rest goes with it."""
+    """Return the kind of ids as it is recorded. Raises `PolicyInvalid` if the mode or policy does not allow ids."""
     if mode not in IDS_MODES:
         raise PolicyInvalid(
             f"ids={ids!r} is for mode {' or '.join(IDS_MODES)}, not {mode!r}: records of ids with a time are removed"
-            " by that time, and what this mode keeps must not be"
+            " by that time, and records of this mode must not be"
         )
     if policy.late == "run":
         raise PolicyInvalid(
-            f"ids={ids!r} needs Policy(late='hold') or 'reject': an id older than what is kept, or from the future,"
-            " is answered Late, since whether it ran cannot be told"
+            f"ids={ids!r} needs Policy(late='hold') or 'reject': an id older than the stored records, or from the"
+            " future, is answered Late, because the store cannot know whether it ran"
         )
     return check_kind(ids)
 
 
 def marks_of(answer: Marked | Unavailable) -> list[bool]:
-    """Which keys were new. Without an answer nobody knows, and guessing loses or repeats: `StoreUncertain`."""
+    """Return which keys were new. Raises `StoreUncertain` without an answer: a guess would lose or repeat events."""
     if isinstance(answer, Unavailable):
         raise StoreUncertain(
             f"a mark got no answer, so it may be written or not: {answer.error}"
@@ -417,7 +419,7 @@ def marks_of(answer: Marked | Unavailable) -> list[bool]:
 
 
 def time_us(event_time: datetime | None) -> int | None:
-    """Microseconds since the epoch of an aware datetime."""
+    """Return the microseconds since the epoch of an aware datetime."""
     if event_time is None:
         return None
     if event_time.tzinfo is None:
@@ -436,4 +438,4 @@ def _encode_meta(meta: Mapping[str, str]) -> bytes:
 
 
 def _nothing() -> None:
-    """The handler of a claim that is settled by hand."""
+    """Do nothing: the handler of a claim that the caller settles."""

@@ -1,4 +1,4 @@
-"""Options that are nearly right: in the wrong place, or under a name that other libraries use. Say what to write."""
+"""Explain options that are nearly right: in the wrong place, or under a name that other libraries use."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
@@ -28,16 +28,16 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("retry_delay", "backoff"), "how long a failed key rests is Policy(retry_delay_s=1)"),
     **dict.fromkeys(("group", "namespace", "queue"), "who processes is consumer='billing' of open"),
 }
-"""Names that users of other libraries try, and what semel calls it."""
+"""Names that users of other libraries try, and semel's name for each."""
 OF_OPEN = frozenset(("consumer", "tenant", "window", "lease", "mode", "policy", "ids", "hooks"))
 OF_POLICY = frozenset(Policy.__struct_fields__)
 KNOWN = OF_OPEN | OF_POLICY | OTHER_NAMES.keys()
 
 
 def explains_near_misses(verb: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function whose options are all keywords: for one that it does not have, say what to write.
+    """Decorate a function whose options are all keywords: an unknown option raises `UsageError` with the right one.
 
-    It then raises `UsageError` instead of Python's `TypeError`.
+    Python's own error would be `TypeError`.
     """
     code = verb.__code__
     options = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
@@ -53,29 +53,29 @@ def explains_near_misses(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 def _advice(verb: str, name: str, given: Any, options: Iterable[str]) -> str:
-    """What to write instead of an option that `verb` does not have."""
+    """Return what to write instead of an option that `verb` does not have."""
     if name in OTHER_NAMES:
         return f"{name} is no option of {verb}: {OTHER_NAMES[name]}"
     if name in OF_POLICY:
-        policy = f"Policy({name}={_shown(given)})"
+        policy = f"Policy({name}={_format_value(given)})"
         where = f"once.using({policy}).run(...)" if verb == "run" else f"{verb}(..., policy={policy})"
         return f"{name} belongs to Policy: {where}"
     if name in OF_OPEN:
-        return f"{name} belongs to open: semel.open(..., {name}={_shown(given)})"
-    from difflib import get_close_matches  # only for who has mistyped something
+        return f"{name} belongs to open: semel.open(..., {name}={_format_value(given)})"
+    from difflib import get_close_matches  # needed only for a mistyped option
 
     near = get_close_matches(name, options, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"{name} is no option of {verb}: {meant}It takes {', '.join(sorted(options))}"
 
 
-def _shown(given: Any) -> str:
-    """A value as it stands in code; one that is long or has no such form is left out."""
+def _format_value(given: Any) -> str:
+    """Return a value as written in code; `...` for a long value or one without such a form."""
     return repr(given) if isinstance(given, str | int | float) and len(repr(given)) < 40 else "..."  # noqa: PLR2004
 
 
 def check_arguments_for(fn: Any, given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` where an argument of `run` is an option of semel, and the function does not take it."""
+    """Raise `UsageError` if an argument of `run` is an option of semel, and the function does not take it."""
     if KNOWN.isdisjoint(given):
         return
     for name in given:
@@ -84,7 +84,7 @@ def check_arguments_for(fn: Any, given: Mapping[str, Any]) -> None:
 
 
 def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None) -> None:
-    """Raise `UsageError` where `event_type` or `meta` of `run` may be meant for the function."""
+    """Raise `UsageError` if `event_type` or `meta` of `run` may be meant for the function."""
     bound = fn.keywords if isinstance(fn, partial) else {}
     for name, given in (("event_type", event_type), ("meta", meta)):
         if given and name not in bound and _takes(fn, name, otherwise=False):
@@ -95,7 +95,7 @@ def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None
 
 
 def _takes(fn: Any, name: str, *, otherwise: bool) -> bool:
-    """Whether the function takes a keyword of that name; `otherwise` where it is written in C, without a signature."""
+    """Whether the function takes a keyword of that name; `otherwise` if it is written in C, without a signature."""
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):

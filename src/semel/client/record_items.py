@@ -1,4 +1,4 @@
-"""The items behind `records` and `windows` of a client, and what the answers mean."""
+"""Build the items of `records` and `windows` of a client, and read the answers."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ Oblivion: TypeAlias = Forgotten | Absent | Busy | Lost[Any]
 
 
 class RecordItems:
-    """The items behind the facades of one consumer."""
+    """Builds the items for the records and windows of one consumer."""
 
     def __init__(self, plan: ItemBuilder) -> None:
         self._plan = plan
@@ -23,23 +23,23 @@ class RecordItems:
     def scan(
         self, state: State | None, prefix: str, seen_before: int | None, cursor: str | None, limit: int
     ) -> Scan:
-        """One page of this consumer's records."""
+        """Build the scan of one page of this consumer's records."""
         plan = self._plan
         return Scan(plan.tenant, plan.consumer, state, prefix, seen_before, cursor=cursor, limit=limit)
 
     def resolve(
         self, key: str, fence: int, to: Literal["done", "absent"], value: Any, window: int
     ) -> Resolve:
-        """A decision on an unknown record."""
+        """Build the decision on an unknown record."""
         return Resolve(self._plan.id(key), fence, to, encode(value) if to == "done" else None, window)
 
     def window(self, event_type: str, window: Duration | None, *, existing: bool) -> SetWindow:
-        """A stored window."""
+        """Build the item that stores a window."""
         us = None if window is None else window_us(window)
         return SetWindow(self._plan.tenant, self._plan.consumer, event_type, us, existing)
 
     def windows(self, settings: StoreSettings | Unavailable) -> dict[str, int]:
-        """This consumer's stored windows by event type."""
+        """Return this consumer's stored windows by event type."""
         scope = (self._plan.tenant, self._plan.consumer)
         stored = answer_or_raise(settings).windows
         return {event_type: us for (*owner, event_type), us in stored.items() if tuple(owner) == scope}

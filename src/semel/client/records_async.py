@@ -40,7 +40,7 @@ class AsyncRecords:
         """Whether the store writes the audit itself."""
 
     async def lookup(self, key: str) -> Record | None:
-        """The record as it stands, without any effect on it."""
+        """Return the record in its current state, without any effect on it; `None` if there is none."""
         record = answer_or_raise(await self._ask(Lookup(self._plan.id(key))))
         return None if isinstance(record, Absent) else record
 
@@ -52,7 +52,7 @@ class AsyncRecords:
         seen_before: int | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Record]:
-        """The consumer's records in a stable order, fetched a page at a time as they are taken."""
+        """Iterate over the consumer's records in a stable order; fetches one page at a time."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
@@ -67,7 +67,7 @@ class AsyncRecords:
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
     async def orphans(self, *, limit: int = 100) -> Sequence[Record]:
-        """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
+        """Return journaled claims whose owner is gone, or that were released: those that `sweep` would run."""
         return answer_or_raise(await self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
 
     async def forget(
@@ -81,8 +81,8 @@ class AsyncRecords:
     ) -> Oblivion:
         """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
 
-        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
-        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        With `fence` or `state` only a record with these is forgotten; `Lost` if it has changed since. Forcing it on a
+        running claim writes an audit entry with the `actor` (this process's user by default).
         """
         record = await self.lookup(key) if force else None
         if record is not None and audit.is_forced(record):
@@ -104,16 +104,16 @@ class AsyncRecords:
         return answer_or_raise(await self._ask(self._items.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
 
     async def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
-        """Remove up to `limit` records whose time is over. It never changes an answer."""
+        """Remove up to `limit` expired records. It never changes an answer."""
         return answer_or_raise(await self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
 
     async def stats(self) -> Stats:
-        """How much the store holds for this tenant."""
+        """Return the counts of this tenant's records in the store."""
         return answer_or_raise(await self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
 
 
 class AsyncWindows:
-    """The windows stored for one consumer: data, changed while everything runs."""
+    """The windows stored for one consumer: data that can be changed while everything runs."""
 
     def __init__(self, plan: ItemBuilder, ask: Ask, changed: Callable[[], None]) -> None:
         self._plan = plan
@@ -122,17 +122,17 @@ class AsyncWindows:
         self._changed = changed
 
     async def get(self, event_type: str = "") -> int:
-        """The window in force for an event type, in microseconds; 0: off."""
+        """Return the window in force for an event type, in microseconds; 0: off."""
         return self._plan.window_us(answer_or_raise(await self._ask(ReadSettings())).windows, event_type)
 
     async def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
         """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
 
-        Records that are there keep their expiry, unless `existing`.
+        Existing records keep their expiry, unless `existing`.
         """
         answer_or_raise(await self._ask(self._items.window(event_type, window, existing=existing)))
         self._changed()
 
     async def list(self) -> dict[str, int]:
-        """The stored windows by event type (empty: all types), in microseconds."""
+        """Return the stored windows by event type (empty: all types), in microseconds."""
         return self._items.windows(await self._ask(ReadSettings()))

@@ -1,6 +1,6 @@
 """The verbs of a client: run, guard, claim, settle, mark, sweep.
 
-`items` builds what they send to the store, `base` reads the answers, `core.flows` is the protocol.
+`items` builds the items that they send to the store, `base` reads the answers, `core.flows` is the protocol.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 class AsyncVerbs(Client, ABC):
-    """What a client does."""
+    """The verbs of a client."""
 
     def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
@@ -45,17 +45,17 @@ class AsyncVerbs(Client, ABC):
 
     @abstractmethod
     def using(self, policy: Policy) -> Self:
-        """The same client by another policy; both share one connection."""
+        """Return the same client with another policy; both share one connection."""
 
     @abstractmethod
     def _executor(self) -> AsyncExecutor:
-        """The executor that this caller uses."""
+        """Return the executor for this caller."""
 
     # sync: _own_executor: Executor
 
     @abstractmethod
     def _keeper(self) -> Any:
-        """The keeper that renews this caller's claims."""
+        """Return the keeper that renews this caller's claims."""
 
     async def __aenter__(self) -> Self:
         await self._connect()
@@ -67,7 +67,7 @@ class AsyncVerbs(Client, ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Send what is queued and let go. Idempotent; works while others wait."""
+        """Send queued items and close the connections. Idempotent; works while others wait."""
         await self._runtime.aclose()
 
     async def _connect(self) -> Any:
@@ -86,7 +86,7 @@ class AsyncVerbs(Client, ABC):
         return runtime.windows
 
     async def _reach(self) -> bool:
-        """Connect at first use; whether the store was reached. `False` only where the policy runs without it."""
+        """Connect at first use; returns whether the store was reached. `False` only if the policy runs without it."""
         # sync: self._plan.check_probe()
         try:
             await self._connect()
@@ -134,7 +134,7 @@ class AsyncVerbs(Client, ABC):
         meta: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> Outcome[R]:
-        """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
+        """Run `fn` once for this key; a duplicate gets the first call's outcome. Two round trips, one for a duplicate.
 
         An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
         claim released. Raises for wrong use, and passes interrupts on once the claim is released. `event_type`
@@ -165,7 +165,7 @@ class AsyncVerbs(Client, ABC):
         sliding: Sliding | None,
         event_time_us: int | None,
     ) -> Outcome[Any]:
-        """`run` for a guarded function, whose arguments were read already."""
+        """Do the same as `run` for a guarded function, whose arguments are already read."""
         runtime = self._runtime
         reached = (self._admitted and monotonic() < runtime.fresh_until) or await self._reach()
         task = self._plan.task(
@@ -174,7 +174,7 @@ class AsyncVerbs(Client, ABC):
         return await self._execute(task, reached=reached)
 
     async def _execute(self, task: ClientTask, *, reached: bool) -> Outcome[Any]:
-        """Run one task to its outcome: of `run`, of a guarded function, of a single delivery.
+        """Run one task to its outcome, for `run`, a guarded function or a single delivery.
 
         `reached`: the store could be opened.
         """
@@ -203,9 +203,9 @@ class AsyncVerbs(Client, ABC):
     ) -> list[Outcome[R]]:
         """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
 
-        A pair `(key, body)` is a delivery, too. One delivery's failure never touches another's. Completions leave as
-        handlers finish; a crash repeats at most those under way. `concurrency`: how many handlers run at once, in
-        tasks of the loop, or in threads where the client blocks.
+        A pair `(key, body)` is a delivery, too. A failure of one delivery never affects another. Completions are sent
+        as handlers finish; a crash repeats at most the unfinished ones. `concurrency`: how many handlers run at once,
+        in tasks of the loop, or in threads if the client blocks.
         """
         awaitable(handler)
         check_concurrency(concurrency)
@@ -232,15 +232,16 @@ class AsyncVerbs(Client, ABC):
         meta: MetaSource | None = None,
         policy: Policy | None = None,
     ) -> AsyncGuard:
-        """Decorate a function so that it runs once per key and every call returns the first one's value.
+        """Decorate a function so that it runs once per key and every call returns the first call's value.
 
-        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
-        the arguments. A client that awaits guards only `async def`: a function that blocks would stop the loop. A
-        client that blocks guards an `async def` by its async twin.
+        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that gets
+        the arguments. An async client guards only `async def`: a function that blocks would stop the loop. A
+        blocking client guards an `async def` with its async twin.
 
         Each function has its own records, under `NAME::KEY`: another function with the same keys shares none. The
         name is its module and qualified name, so renaming or moving it makes its keys new; `name` keeps them.
-        `event_type` selects the window, `meta` (or what a callable makes of the arguments) is kept with the record.
+        `event_type` selects the window; `meta`, or its result for the arguments if it is callable, is stored with
+        the record.
         """
         if policy is not None:
             return self.using(policy).guard(key=key, name=name, event_type=event_type, meta=meta)
@@ -259,7 +260,7 @@ class AsyncVerbs(Client, ABC):
             executor.abandon(owners)
         return [raise_if_interrupted(outcome) for outcome in outcomes]
 
-    # --- claims in the caller's hands ---
+    # --- claims that the caller settles ---
 
     async def claim(
         self,
@@ -272,10 +273,10 @@ class AsyncVerbs(Client, ABC):
         sliding: Sliding | None = None,
         meta: Mapping[str, str] | None = None,
     ) -> ClaimOutcome:
-        """The right to run, or what a duplicate needs to know. One round trip, no waiting.
+        """Claim a key. Returns the claim, or the outcome for a duplicate. One round trip, no waiting.
 
-        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too. `meta` is kept
-        with the record.
+        `sliding`: the sliding window that made the key, if any; by event time it needs `event_time` too. `meta` is
+        stored with the record.
         """
         stored = await self._connect()
         item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding, meta)
@@ -285,7 +286,7 @@ class AsyncVerbs(Client, ABC):
         return self._outcome(item, answer_or_raise(answer), sent_at)  # type: ignore[no-any-return]
 
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
-        """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
+        """Claim many keys, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(await self._connect(), deliveries)
         first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = monotonic()
@@ -295,24 +296,24 @@ class AsyncVerbs(Client, ABC):
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))
 
     async def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
-        """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
+        """Record that the effect has happened. Returns `Lost` if another attempt took over; nothing is overwritten."""
         verdict = (await self.complete_many([claim], [value]))[0]
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
-        """It failed for good: every duplicate gets this failure."""
+        """Record a permanent failure: every duplicate gets it."""
         verdict = (await self.fail_many([claim], [error]))[0]
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def release(
         self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
     ) -> Completed | Lost[Any]:
-        """Give the claim up; anybody may claim again after `delay_s`."""
+        """Release the claim; the key can be claimed again after `delay_s`."""
         verdict = (await self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt))[0]
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
-        """The lease once more, from now."""
+        """Renew the lease, from now."""
         verdict = (await self.renew_many([claim]))[0]
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
@@ -343,7 +344,7 @@ class AsyncVerbs(Client, ABC):
     async def mark_many(
         self, keys: Sequence[str], *, event_type: str = "", meta: Mapping[str, str] | None = None
     ) -> list[bool]:
-        """Note many keys in one round trip; a later copy of a key is `False`."""
+        """Mark many keys in one round trip; a later copy of a key is `False`."""
         item, unfold = self._marks(await self._connect(), keys, event_type)
         firsts = unfold((await self._runtime.channel.asend((item,)))[0])
         self._report_marked(keys, firsts, event_type, meta)

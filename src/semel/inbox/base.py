@@ -162,7 +162,7 @@ class InboxBase:
         return codec.encode(value, bytes_max=self._plan.policy.value_bytes_max)
 
     @staticmethod
-    def _done(found: Value | None) -> Done[Any] | None:
+    def _done_outcome(found: Value | None) -> Done[Any] | None:
         if found is None:
             return None
         if found.encoded is None or found.encoded[:1] == b"x":
@@ -178,7 +178,7 @@ def by_type(deliveries: Sequence[Delivery[Any]]) -> dict[tuple[str, bytes | None
     return places
 
 
-def hashed(fingerprint: bytes | None) -> bytes | None:
+def hash_fingerprint(fingerprint: bytes | None) -> bytes | None:
     """Return the fingerprint as stored in records."""
     return None if fingerprint is None else ids.fingerprint(fingerprint)
 

@@ -13,7 +13,7 @@ from semel.inbox.base import (
     Tell,
     Windows,
     by_type,
-    hashed,
+    hash_fingerprint,
     is_for_all,
     outcome_of,
 )
@@ -64,7 +64,9 @@ class Inbox(InboxBase):
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
         new = (
-            self._handle.run(self._words.first_many(distinct, event_type, window_us, hashed(fingerprint)))
+            self._handle.run(
+                self._words.first_many(distinct, event_type, window_us, hash_fingerprint(fingerprint))
+            )
             if distinct
             else []
         )
@@ -84,7 +86,7 @@ class Inbox(InboxBase):
     def replay(self, key: str) -> Done[Any] | None:
         """Return the value stored with the mark; `None`: the event is not done. Changes nothing."""
         self._connect()
-        return self._done(self._handle.run(self._words.replay(key)))
+        return self._done_outcome(self._handle.run(self._words.replay(key)))
 
     def committed(self, key: str) -> bool:
         """Whether this inbox's mark of the key was committed. Use it after a COMMIT without an answer.

@@ -12,7 +12,7 @@ from semel.inbox.base import (
     Tell,
     Windows,
     by_type,
-    hashed,
+    hash_fingerprint,
     is_for_all,
     outcome_of,
 )
@@ -66,7 +66,7 @@ class AsyncInbox(InboxBase):
         distinct = [keys[at] for at in first_at]
         new = (
             await self._handle.run(
-                self._words.first_many(distinct, event_type, window_us, hashed(fingerprint))
+                self._words.first_many(distinct, event_type, window_us, hash_fingerprint(fingerprint))
             )
             if distinct
             else []
@@ -87,7 +87,7 @@ class AsyncInbox(InboxBase):
     async def replay(self, key: str) -> Done[Any] | None:
         """Return the value stored with the mark; `None`: the event is not done. Changes nothing."""
         await self._connect()
-        return self._done(await self._handle.run(self._words.replay(key)))
+        return self._done_outcome(await self._handle.run(self._words.replay(key)))
 
     async def committed(self, key: str) -> bool:
         """Whether this inbox's mark of the key was committed. Use it after a COMMIT without an answer.

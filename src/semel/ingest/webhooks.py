@@ -176,9 +176,9 @@ class Receiver:
 
     async def _run(self, event: Event) -> WebhookResponse:
         try:
-            return ran(await self._once.run(event.id, self._handler, event))
+            return response_for(await self._once.run(event.id, self._handler, event))
         except StoreError as error:
-            return ran(Unavailable(error))
+            return response_for(Unavailable(error))
 
 
 def response_when_journaled(receipt: Receipt) -> WebhookResponse:
@@ -192,7 +192,7 @@ def response_when_journaled(receipt: Receipt) -> WebhookResponse:
             return WebhookResponse(503, receipt.reason, receipt.retry_after_s)
 
 
-def ran(outcome: Outcome[Any]) -> WebhookResponse:
+def response_for(outcome: Outcome[Any]) -> WebhookResponse:
     """Return the response to an event whose handler ran within this request or an earlier one.
 
     A permanent failure gets 200 too: a retry cannot fix it, and the sender would retry for days.

@@ -64,7 +64,7 @@ def examine(store: Store) -> Iterator[Finding]:
     try:
         yield Finding("connection", "ok", f"{store.name} answers, and its schema is up to date")
         checks: tuple[Callable[[Store], Iterator[Finding]], ...] = (
-            _servers, _latency, _rights, _durability, _settings, _inboxes, _purging, _claims, _unknown,
+            _servers, _latency, _rights, _durability, _settings, _inboxes, _purging, _claims, _unknown_records,
         )  # fmt: skip
         for check in checks:
             yield from _run_check(check, store)
@@ -293,7 +293,7 @@ def _claims(store: Store) -> Iterator[Finding]:
         )
 
 
-def _unknown(store: Store) -> Iterator[Finding]:
+def _unknown_records(store: Store) -> Iterator[Finding]:
     found = _Sample()
     for page in _pages_of(store, "unknown"):
         for each in page:

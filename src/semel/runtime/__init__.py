@@ -1,1 +1,1 @@
-"""Between the clients and the stores: runs flows, gathers calls into batches, keeps leases, waits."""
+"""The layer between clients and stores: runs flows, gathers calls into batches, renews leases, waits."""

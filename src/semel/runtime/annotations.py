@@ -1,4 +1,4 @@
-"""Read what functions are annotated with, on every Python.
+"""Read the annotations of functions, on every Python.
 
 From Python 3.14 on, annotations are evaluated when they are read. One that names something undefined, such as a
 class imported for type checkers only, raises then. Here it counts as not given.
@@ -19,7 +19,7 @@ __all__ = ["parameter_type", "return_type", "signature_of"]
 
 
 def signature_of(fn: Callable[..., Any]) -> "Signature":
-    """The signature of a function, also where its annotations cannot be evaluated."""
+    """Return the signature of a function, even if its annotations cannot be evaluated."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format
 
@@ -28,7 +28,7 @@ def signature_of(fn: Callable[..., Any]) -> "Signature":
 
 
 def return_type(fn: Any) -> Any:
-    """The type that a function's return annotation names, or `None`."""
+    """Return the type in a function's return annotation, or `None`."""
     try:
         returns = fn.__annotations__.get("return")
     except Exception:  # noqa: BLE001 - not a function, or Python 3.14 evaluates them now and one fails
@@ -43,7 +43,7 @@ _evaluated: "WeakKeyDictionary[Any, tuple[str, Any]]" = WeakKeyDictionary()
 
 
 def _evaluate_once(fn: Any, text: str) -> Any:
-    """The type that a return annotation names which is text. It is kept: to evaluate it takes as long as a claim."""
+    """Return the type of a return annotation that is text. It is cached: evaluating it takes as long as a claim."""
     function = getattr(fn, "__func__", fn)  # of a method, which is a new object each time
     try:
         known = _evaluated.get(function)
@@ -58,13 +58,13 @@ def _evaluate_once(fn: Any, text: str) -> Any:
 
 
 def parameter_type(fn: Callable[..., Any], name: str) -> Any:
-    """The type that a parameter's annotation names, without its `Annotated`; `Any` where it names none."""
+    """Return the type in a parameter's annotation, without `Annotated`; `Any` if there is none."""
     found = _evaluate(fn, name, include_extras=False)
     return Any if found is None else found
 
 
 def _evaluate(fn: Any, name: str, *, include_extras: bool = True) -> Any:
-    """The type that one annotation names, whatever the others name; `None`: there is none, or it is undefined."""
+    """Return the type in one annotation, independent of the others; `None`: there is none, or it is undefined."""
     written = _annotations_of(fn)
     if name not in written:
         return None
@@ -79,7 +79,7 @@ def _evaluate(fn: Any, name: str, *, include_extras: bool = True) -> Any:
 
 
 def _annotations_of(fn: Any) -> dict[str, Any]:
-    """The annotations; those that are text, or cannot be evaluated, as they are written."""
+    """Return the annotations; those that are text, or cannot be evaluated, as text."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 

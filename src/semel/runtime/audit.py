@@ -1,6 +1,6 @@
-"""The audit: who changed what, as records under a tenant of their own that no caller of the service can name.
+"""The audit: who changed what, as records under a separate tenant that no caller of the service can name.
 
-An entry is written before its act is carried out: where it cannot be written, nothing is done. Entries are only ever
+An entry is written before its act is executed: if it cannot be written, nothing is done. Entries are only ever
 added. Each has a random key, and stays for 90 days.
 """
 
@@ -47,24 +47,24 @@ __all__ = [
 ]
 
 TENANT = CONSUMER = "semel.audit"
-"""Whose records the entries are: `semel list --consumer semel.audit`."""
+"""The consumer of the entries: `semel list --consumer semel.audit`."""
 KEPT_US = 90 * 86400 * 1_000_000
 LEASE_US = 30_000_000
 _SHOWN = 12
-"""How many digits of a digest stand for a key where people read it and keys do not belong."""
+"""How many digits of a digest replace a key in texts that must not contain keys."""
 
 
 class Act(Struct, frozen=True):
-    """What an item does that belongs into the audit."""
+    """The audited part of an item."""
 
     tenant: str
-    """Whose records it is about; empty: those of no tenant, or of all."""
+    """The tenant of the affected records; empty: no tenant, or all."""
     action: str
     details: dict[str, Any]
 
 
 class AuditEntry(Struct, frozen=True):
-    """One entry, as people read it."""
+    """One entry of the audit, for display."""
 
     at_us: int
     tenant: str
@@ -78,7 +78,7 @@ class AuditEntry(Struct, frozen=True):
 
 
 def act_of(item: Item) -> Act | None:
-    """What to write down before this item is carried out; `None`: it is no act of an operator."""
+    """Return the act to record before this item is executed; `None`: it is not an operator's act."""
     match item:
         case Forget(id=(tenant, consumer, key), force=force, fence=fence):
             action = "forget --force" if force else "forget"
@@ -86,14 +86,14 @@ def act_of(item: Item) -> Act | None:
         case Resolve(id=(tenant, consumer, key), fence=fence, to=to):
             return Act(tenant, f"resolve to {to}", {"consumer": consumer, "key": key, "fence": fence})
         case SetWindow():
-            said = "removed" if item.window_us is None else exact_text(item.window_us)
+            window = "removed" if item.window_us is None else exact_text(item.window_us)
             return Act(
                 item.tenant,
                 "window set",
                 {
                     "consumer": item.consumer,
                     "event_type": item.event_type,
-                    "window": said,
+                    "window": window,
                     "existing": item.existing,
                 },
             )
@@ -118,24 +118,24 @@ def note(tenant: str, action: str, actor: str, **details: Any) -> Generator[Item
 
 
 def trail(record: Record, actor: str | None) -> Generator[Item, Any, None]:
-    """Write who takes a running claim from whom; yields items."""
+    """Write an entry about a running claim that is forgotten by force; yields items."""
     act = act_of(Forget(record.id, force=True, fence=record.fence))
     assert act is not None
     return note(act.tenant, act.action, actor or whoami(), **act.details, **held_by(record))
 
 
 def held_by(record: Record) -> dict[str, Any]:
-    """Whose claim it is that is taken away, for the audit."""
+    """Return the owner and attempt of a claim that is forgotten by force, for the audit."""
     return {"attempt": record.attempt, "owner": record.owner.hex()} if is_forced(record) else {}
 
 
 def is_forced(record: Record) -> bool:
-    """Whether to forget this record takes the claim away from somebody."""
+    """Whether forgetting this record takes a running claim from its owner."""
     return record.state == "claimed" and bool(record.owner)
 
 
 def warn(record: Record, actor: str | None) -> None:
-    """Log that a running claim was taken away."""
+    """Log that a running claim was forgotten by force."""
     logging.getLogger("semel").warning(
         "a running claim was forgotten by force: actor=%s tenant=%s consumer=%s key_digest=%s fence=%d attempt=%d",
         actor or whoami(),
@@ -151,12 +151,12 @@ def warn(record: Record, actor: str | None) -> None:
 
 
 def prefix_of(tenant: str | None) -> str:
-    """How the keys of a tenant's entries begin; of all of them for `None`."""
+    """Return the prefix of the keys of a tenant's entries; of all entries for `None`."""
     return "" if tenant is None else f"{digest((tenant, '', '')).hex()}:"
 
 
 def entry_of(record: Record) -> AuditEntry:
-    """An entry from its record; one that does not read is shown as damaged, with what is left of it."""
+    """Decode an entry from its record; an unreadable one is shown as damaged, with its readable parts."""
     at_us = record.settled_at_us or record.first_seen_us
     try:
         value = decode(record.value) if record.state == "done" and record.value is not None else None
@@ -164,17 +164,21 @@ def entry_of(record: Record) -> AuditEntry:
         value = None
     if not isinstance(value, dict):
         return _damaged_entry(record, at_us)
-    said = dict(value)
-    action, actor, tenant = said.pop("action", None), said.pop("actor", None), said.pop("tenant", None)
+    details = dict(value)
+    action, actor, tenant = (
+        details.pop("action", None),
+        details.pop("actor", None),
+        details.pop("tenant", None),
+    )
     if not (isinstance(action, str) and isinstance(actor, str) and isinstance(tenant, str)):
         return _damaged_entry(record, at_us)
     if not record.key.startswith(prefix_of(tenant)):
         return _damaged_entry(record, at_us)
-    return AuditEntry(at_us, tenant, action, actor, said)
+    return AuditEntry(at_us, tenant, action, actor, details)
 
 
 def is_damaged(record: Record) -> bool:
-    """Whether this is an entry of the audit that does not read."""
+    """Whether this is an unreadable entry of the audit."""
     return record.consumer == CONSUMER and entry_of(record).damaged
 
 
@@ -183,7 +187,7 @@ def _damaged_entry(record: Record, at_us: int) -> AuditEntry:
 
 
 def _place(tenant: str) -> Id:
-    """A key that nobody can know before."""
+    """Return the id of a new entry; its key is random and cannot be guessed."""
     return (TENANT, CONSUMER, prefix_of(tenant) + new_owner().hex())
 
 
@@ -192,7 +196,7 @@ def _name(record: Record) -> str:
 
 
 def whoami() -> str:
-    """The user and host of this process: the best that it knows of its operator."""
+    """Return the user and host of this process: the best available name of its operator."""
     import getpass
     import os
     import platform

@@ -1,8 +1,8 @@
-"""Gather the callers who wait at the same time into one round trip.
+"""Gather calls that wait at the same time into one round trip.
 
-Nobody waits for company: an idle caller goes straight to the store, and what arrives while the store
-works forms the next batch. A command once queued is executed; giving up ends only the wait, and a claim
-that nobody waits for any more is released with its attempt given back.
+No call waits for others: while the store is idle a call goes straight to it, and calls that arrive while the
+store works form the next batch. A queued command is always executed: cancelling ends only the wait, and a claim
+without a waiter is released, and its attempt does not count.
 
 ==================  =================================================================================
 `Direct`            for stores that answer at once (memory): nothing to gather
@@ -48,20 +48,20 @@ from semel.runtime.send_queue import (
 __all__ = ["BATCH_MAX", "Channel", "Coalescer", "Direct", "LoopCoalescer", "channel_for", "give_back"]
 
 IDLE_S = 2.0
-"""A flusher with nothing to do for this long ends; the next caller starts another."""
+"""A flusher that is idle for this long ends; the next call starts another."""
 EXIT_WAIT_S = 1.0
-"""How long the end of the program waits for claims that an interrupt gave back."""
+"""How long the exit of the program waits for the release of claims after an interrupt."""
 
 
 def channel_for(store: Store | AsyncStore) -> Channel:
-    """The channel that fits a store's powers."""
+    """Return the channel that fits a store's capabilities."""
     if isinstance(store, Store):
         return Direct(store) if store.capabilities.instant else Coalescer(store)
     return LoopCoalescer(store)
 
 
 class Direct:
-    """No gathering: the store answers at once."""
+    """Sends without gathering: the store answers at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class Direct:
         self.on_posted_time: OnPostedTime | None = None
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Straight through."""
+        """Call the store directly."""
         if self._closed:
             refuse(self._store, items)
         try:
@@ -84,7 +84,7 @@ class Direct:
             raise
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Straight through: it never waits."""
+        """Call the store directly; it never waits."""
         if self.on_store_time is None:
             return self.send(items)
         began = time.perf_counter()
@@ -94,7 +94,7 @@ class Direct:
             self.on_store_time(time.perf_counter() - began)
 
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
-        """Straight through."""
+        """Call the store directly."""
         began = time.perf_counter()
         answers = self.send(items)
         if self.on_posted_time is not None:
@@ -102,7 +102,7 @@ class Direct:
         done(answers)
 
     def close(self) -> None:
-        """Nothing is queued; take nothing new."""
+        """Refuse new items; nothing is queued."""
         self._closed = True
 
 
@@ -120,7 +120,7 @@ class Coalescer:
         _coalescers.add(self)
 
     def after_fork(self) -> None:
-        """A child starts with nothing queued and no flusher."""
+        """Start a child with an empty queue and no flusher."""
         self._gate = Lock()
         # Entered as a lock, never as a condition: the latter's `with` is Python, and Ctrl-C can strike inside it.
         self._lock = Lock()
@@ -132,7 +132,7 @@ class Coalescer:
         self._closed = False
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Straight to the store when nobody else is there, else with everybody's next batch."""
+        """Send directly if the store is idle, else with the next batch."""
         if (
             self.before_send is not None
             and "asyncio" in sys.modules
@@ -191,7 +191,7 @@ class Coalescer:
             flusher.join(wait_s)
 
     def _in_parts(self, items: Sequence[Item]) -> list[Answer]:
-        """A caller with more than a batch: one after the other, so that others get their turn in between."""
+        """Send more items than fit a batch one batch after the other, so that other callers get their turn."""
         answers: list[Answer] = []
         try:
             for at in range(0, len(items), BATCH_MAX):
@@ -202,7 +202,7 @@ class Coalescer:
         return answers
 
     def _straight(self, items: Sequence[Item]) -> list[Answer]:
-        # `with` and not acquire(): Ctrl-C cannot strike between taking the gate and the promise to open it.
+        # `with` and not acquire(): Ctrl-C cannot strike between taking the lock and the block that frees it.
         with self._gate:
             if self._closed:
                 refuse(self._store, items)
@@ -218,7 +218,7 @@ class Coalescer:
                 raise
 
     def _result(self, call: PendingCall) -> list[Answer]:
-        """The answers. An error that struck one of its batches gives back what the others were granted."""
+        """Return the answers. If one of its batches failed, release the claims that the others were granted."""
         if call.error is not None:
             undo(self, call)
             raise call.error
@@ -233,7 +233,9 @@ class Coalescer:
                 self._start()
             elif self._idle:
                 self._wake.notify()
-                self._idle = False  # once is enough, and every further one would cost more than the queue
+                self._idle = (
+                    False  # one notification is enough, and each further one would cost more than the queue
+                )
 
     def _start(self) -> None:
         flusher = Thread(target=self._flush, name="semel-flusher", daemon=True)
@@ -256,7 +258,7 @@ class Coalescer:
             self._deliver(spread(fold, answers, error, took_s))
 
     def _await_work(self) -> bool:
-        """Wait until something is queued; `False` when the flusher is to end."""
+        """Wait until something is queued. Returns `False` if the flusher must end."""
         with self._lock:
             while not self._queue:
                 self._idle = True
@@ -286,12 +288,12 @@ class Coalescer:
         for loop, theirs in loops.items():
             try:
                 loop.call_soon_threadsafe(resolve, theirs, self)
-            except RuntimeError:  # that loop is closed: nobody waits there any more
+            except RuntimeError:  # that loop is closed, and has no waiters
                 for call in theirs:
                     undo(self, call)
 
     def _abandon(self, call: PendingCall) -> None:
-        """Nobody waits for this call any more."""
+        """Undo a call whose caller has stopped waiting."""
         with self._lock:
             call.abandoned = True
             finished = not call.left
@@ -303,7 +305,7 @@ _coalescers: "WeakSet[Coalescer]" = WeakSet()
 
 
 def _drain() -> None:
-    """At the end of the program: what an interrupt gave back may still be under way."""
+    """Send queued items at the exit of the program: releases after an interrupt may still be queued."""
     for coalescer in list(_coalescers):
         coalescer.close(EXIT_WAIT_S)
 
@@ -322,15 +324,15 @@ class LoopCoalescer:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """A child starts with nothing queued; its loop is its own."""
+        """Start a child with an empty queue and no loop."""
         self._queue = SendQueue()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Where the task runs."""
+        """The loop of the flusher task."""
         self._closed = False
 
     def send(self, _items: Sequence[Item], /) -> list[Answer]:
-        """Not for threads: this store lives in an event loop."""
+        """Raise `StoreClosed`: this store belongs to an event loop."""
         raise StoreClosed(f"{self._store.name} is asynchronous; use semel.aopen()")
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
@@ -355,13 +357,13 @@ class LoopCoalescer:
         return call.answers
 
     def mark(self, tenant: str, consumer: str, window_us: int, key: str) -> "asyncio.Future[Any]":
-        """Queue one mark as `asend` does, at a fraction of its price: whether it was the first, or `Unavailable`."""
+        """Queue one mark, cheaper than `asend`. Its result: whether it was the first, or `Unavailable`."""
         if self._closed:
             raise closed_error(self._store)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.mark(tenant, consumer, window_us, key, future)
-        self._see_to_it(loop)
+        self._ensure_flusher(loop)
         return future
 
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
@@ -373,11 +375,11 @@ class LoopCoalescer:
             done([])
 
     def close(self) -> None:
-        """Take nothing new but the ends of claims; what is queued is still sent."""
+        """Accept only items that end claims; queued items are still sent."""
         self._closed = True
 
     async def aclose(self) -> None:
-        """The same, and wait until what is queued is sent."""
+        """Do the same, and wait until queued items are sent."""
         self._closed = True
         if self._task is not None and self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
@@ -386,10 +388,10 @@ class LoopCoalescer:
         if self._closed:
             refuse(self._store, call.items)
         self._queue.add(call)
-        self._see_to_it(loop)
+        self._ensure_flusher(loop)
 
-    def _see_to_it(self, loop: "asyncio.AbstractEventLoop") -> None:
-        """Have a flusher under way in this loop: one that an earlier loop left behind does not count."""
+    def _ensure_flusher(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Start a flusher in this loop, unless it has one; a flusher of an earlier loop does not count."""
         if self._loop is not loop or self._task is None or self._task.done():
             self._loop, self._task = loop, loop.create_task(self._flush(), name="semel-flusher")
 
@@ -419,5 +421,5 @@ class LoopCoalescer:
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
             return [None] * len(items), error
         except asyncio.CancelledError:
-            # The loop is closing. Nobody may be left waiting, and no claim held that nobody waits for.
+            # The loop is closing. No caller may be left waiting, and no claim may stay held without a waiter.
             return unreachable(items, StoreUnavailable("the event loop is closing")), None

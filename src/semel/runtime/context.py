@@ -1,4 +1,4 @@
-"""What a handler can ask about itself: `current()` and `step()`."""
+"""The context of a running handler: `current()` and `step()`."""
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -43,7 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STEPS_MAX = 64
-"""Each step rewrites the record, so many of them cost the square."""
+"""Each step rewrites the record, so the cost of n steps grows with n squared."""
 STEP_NAME_BYTES_MAX = 128
 
 
@@ -55,18 +55,18 @@ class HandlerRun(Struct, eq=False):
     executor: Any
     value_bytes_max: int
     steps: dict[str, bytes | None] = field(default_factory=dict)
-    """Values noted by earlier attempts and by this one."""
+    """Values recorded by earlier attempts and by this one."""
     named: set[str] = field(default_factory=set)
     """Names of the steps of this attempt."""
     published: set[str] = field(default_factory=set[str])
     """Names of the messages that this attempt wrote into an outbox."""
     unclaimed: bool = False
-    """No claim is held: marks, observed duplicates, windows that are off. Steps run and are not noted."""
+    """Whether no claim is held: marks, observed duplicates, windows that are off. Steps run and are not recorded."""
     outer: "HandlerRun | None" = None
     """The handler that called this one."""
 
     def begin_step(self, name: str) -> None:
-        """Check the name of a step and take it. Raises `UsageError` or `StepRepeated`."""
+        """Check the name of a step and reserve it. Raises `UsageError` or `StepRepeated`."""
         if self.granted.steps and not self.steps:
             self.steps.update(self.granted.steps)
         if not 0 < len(name.encode()) <= STEP_NAME_BYTES_MAX:
@@ -78,7 +78,7 @@ class HandlerRun(Struct, eq=False):
         self.named.add(name)
 
     def stored_value(self, name: str, returns: Any) -> Any:
-        """Return the value of a step that an earlier attempt noted. Raises `ValueNotKept` where it has none."""
+        """Return the value of a step that an earlier attempt recorded. Raises `ValueNotKept` if it has none."""
         value = self.steps[name]
         if value is None or (reason := reason_in(value)):
             why = "" if value is None else f": {reason}"
@@ -86,25 +86,25 @@ class HandlerRun(Struct, eq=False):
         return decode(value, returns)
 
     def step_flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
-        """Return the flow that runs a step and notes its value."""
+        """Return the flow that runs a step and records its value."""
         return flows.step(partial(self._renew, name), call, partial(self._encode, returns))
 
     def step_value(self, name: str, noted: tuple[Ran, RenewAnswer | None]) -> Any:
-        """Return the value of a step that ran. Raises its error, or says that it could not be noted."""
+        """Return the value of a step that ran. Raises its error, `ClaimLost`, or `NotRecorded`."""
         ran, answer = noted
         if isinstance(ran, Raised):
             raise ran.error
         if isinstance(answer, Lost):
-            self.kept.lost = True  # the error below tells the handler; it is not cancelled on top of it
+            self.kept.lost = True  # the handler gets the error below; it is not cancelled as well
             raise ClaimLost(f"the claim was lost while step {name!r} ran")
         if isinstance(answer, Unavailable):
             raise NotRecorded(
-                f"step {name!r} ran, but the store could not be told", ran.value
+                f"step {name!r} ran, but the store could not record it", ran.value
             ) from answer.error
         return ran.value
 
     def _encode(self, returns: Any, value: Any) -> bytes:
-        """The value's bytes, or why there are none: the effect has happened, so it is noted all the same."""
+        """Encode the value, or the reason why it is not kept: the effect has happened, so the step is recorded."""
         try:
             encoded = encode(value, returns, self.value_bytes_max)
             held = sum(len(each) for each in self.steps.values() if each and not reason_in(each))
@@ -121,7 +121,7 @@ class HandlerRun(Struct, eq=False):
 
 
 running: ContextVar[HandlerRun | None] = ContextVar("semel.current", default=None)
-"""The handler that is running here."""
+"""The run of the current handler."""
 
 
 class Context(Struct, frozen=True):
@@ -131,12 +131,12 @@ class Context(Struct, frozen=True):
 
     @property
     def fence(self) -> int:
-        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
+        """A number that grows with every claim of this key: a sink that remembers it can refuse stale workers."""
         return self._run.granted.fence
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """The number of the attempt; 1 for the first."""
         return self._run.granted.attempt
 
     @property
@@ -151,41 +151,41 @@ class Context(Struct, frozen=True):
 
     @property
     def consumer(self) -> str:
-        """Who processes it."""
+        """The name of the consumer."""
         return self._run.kept.claim.id[1]
 
     @property
     def idempotency_key(self) -> str:
-        """For the systems that the handler calls: the same on every attempt."""
+        """A key for the systems that the handler calls: the same on every attempt."""
         return idempotency_key(self._run.kept.claim.id)
 
     @property
     def deadline_s(self) -> float:
-        """Seconds until the claim ends if it is not renewed any more."""
+        """Seconds until the claim ends if it is not renewed."""
         return self._run.kept.deadline - monotonic()
 
     @property
     def lost(self) -> bool:
-        """Whether the claim is lost: stop, and touch nothing more."""
+        """Whether the claim is lost: the handler must stop and have no more effects."""
         return self._run.kept.lost
 
     def step_key(self, name: str) -> str:
-        """The idempotency key of one step."""
+        """Return the idempotency key of one step."""
         return idempotency_key(self._run.kept.claim.id, name)
 
 
 _by_hand: ContextVar[tuple[LiveClaim, ...]] = ContextVar("semel.by_hand", default=())
-"""The claims whose `with` blocks this code is in."""
+"""The claims whose `with` blocks are open in this context."""
 
 
 def enter_by_hand(kept: LiveClaim) -> None:
-    """A `with claim:` block begins."""
+    """Note the begin of a `with claim:` block."""
     kept.ended = False
     _by_hand.set((*_by_hand.get(), kept))
 
 
 def leave_by_hand(kept: LiveClaim) -> None:
-    """A `with claim:` block has ended."""
+    """Note the end of a `with claim:` block."""
     kept.ended = True
     _by_hand.set(tuple(each for each in _by_hand.get() if each is not kept))
 
@@ -208,7 +208,7 @@ def held_owners(record_id: Id) -> set[bytes]:
 
 
 def check_own(found: Any, owners: set[bytes]) -> None:
-    """Raise `UsageError` where the record found is claimed by one of these owners: the caller itself."""
+    """Raise `UsageError` if the record is claimed by one of these owners: the caller itself."""
     if isinstance(found, Record) and found.owner in owners:
         raise UsageError(
             f"{found.key!r} is claimed by the very code that calls this, which would wait for itself; call the plain"
@@ -217,7 +217,7 @@ def check_own(found: Any, owners: set[bytes]) -> None:
 
 
 def current() -> Context:
-    """The claim of the handler that is running. Raises `NotInHandler` elsewhere."""
+    """Return the claim of the running handler. Raises `NotInHandler` elsewhere."""
     return Context(_current_run())
 
 
@@ -239,9 +239,9 @@ def step(name: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def step(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run one effect inside a handler so that a later attempt does not repeat it.
 
-    Its value is noted in the event's record: one round trip. A crash between the effect and the note
-    repeats it; hand `current().step_key(name)` to the other system to make that harmless. An `async def`
-    is awaited. Raises `StepRepeated`, `ClaimLost`, `NotRecorded`, and what `fn` raises.
+    Its value is recorded in the event's record: one round trip. A crash between the effect and the write
+    repeats it; pass `current().step_key(name)` to the other system to make that harmless. An `async def`
+    is awaited. Raises `StepRepeated`, `ClaimLost`, `NotRecorded`, and the errors of `fn`.
     """
     run = _current_run()
     returns = return_type(fn)

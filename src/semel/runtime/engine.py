@@ -1,4 +1,4 @@
-"""What the clients of one store share: its channel, keepers, waits and settings."""
+"""The state that the clients of one store share: its channel, keepers, waits and settings."""
 
 import sys
 import time
@@ -35,7 +35,7 @@ SETTINGS_LIVE_S = 5.0
 
 
 class Runtime:
-    """The machinery behind a client and everything made from it by `using` or `guard`."""
+    """The shared state of a client and of all clients and functions made from it by `using` or `guard`."""
 
     def __init__(self, store: Store | AsyncStore, *, owned: bool, hooks: "Hooks | None" = None) -> None:
         self.store: Store | AsyncStore = store
@@ -43,18 +43,18 @@ class Runtime:
         self.hooks: Hooks | None = hooks
         self.reporter: Reporter = Reporter() if hooks is None else _hook_reporter(hooks)
         """Reports to the hooks; without hooks it does nothing."""
-        self.told: Store | AsyncStore = self.reporter.instrument(store)
+        self.instrumented: Store | AsyncStore = self.reporter.instrument(store)
         """The store, which reports its round trips to the hooks; opened and closed with it."""
-        self.channel: Channel = channel_for(self.told)
+        self.channel: Channel = channel_for(self.instrumented)
         if isinstance(self.channel, Coalescer):
             self.channel.before_send = self.warn_in_loop
         self.keeper: Keeper = Keeper(self.channel, time.monotonic, self.reporter.report_expired)
         self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
         self.windows: dict[tuple[str, str, str], int] = {}
         self.fresh_until: float = 0.0
-        """Until when `windows` may be used without asking, and the client is known to be open."""
+        """Until when `windows` may be used without reading them again, and the client is known to be open."""
         self.live_us: int = 0
-        """How long records of ids with a time are kept, by that time; 0: no bound."""
+        """How long records of ids with a time are kept, counted from that time; 0: no bound."""
         self._ids: dict[tuple[str, str], str] = {}
         self._admitted: set[tuple[str, str, str, str]] = set()
         self._twin: Runtime | None = None
@@ -65,14 +65,14 @@ class Runtime:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the locks: another thread of the parent may have held them."""
         self._lock = Lock()
         self._reading = Lock()
-        """Held while the settings are read behind the callers."""
-        self._desks: dict[asyncio.AbstractEventLoop, LoopState] = {}
+        """Held while the settings are read in the background."""
+        self._loop_states: dict[asyncio.AbstractEventLoop, LoopState] = {}
 
     def twin(self) -> "Runtime":
-        """The machinery behind the async clients of the same store: this one, where it serves both colours."""
+        """The runtime of the async clients of the same store: this one, if the store serves sync and async."""
         with self._lock:
             if self._twin is None:
                 self._twin = (
@@ -83,22 +83,24 @@ class Runtime:
             return self._twin
 
     def loop_keeper(self) -> LoopKeeper:
-        """The keeper of the running event loop."""
-        return self._desk().keeper
+        """Return the keeper of the running event loop."""
+        return self._loop_state().keeper
 
-    def _desk(self) -> "LoopState":
+    def _loop_state(self) -> "LoopState":
         loop = asyncio.get_running_loop()
-        desk = self._desks.get(loop)
-        if desk is None:
-            with self._lock:  # a program may run a loop per call: what belongs to closed ones is let go
-                self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
-                desk = self._desks[loop] = LoopState(self.channel, self.reporter)
-        return desk
+        state = self._loop_states.get(loop)
+        if state is None:
+            with self._lock:  # a program may run a loop per call: states of closed loops are dropped
+                self._loop_states = {
+                    each: state for each, state in self._loop_states.items() if not each.is_closed()
+                }
+                state = self._loop_states[loop] = LoopState(self.channel, self.reporter)
+        return state
 
     def warn_in_loop(self) -> None:
-        """Say once that a client which blocks is used inside a running event loop, where it holds up all tasks.
+        """Warn once that a blocking client is used inside a running event loop, where it holds up all tasks.
 
-        Called with each batch that a thread with a running event loop sends to a store that blocks.
+        Called with each batch that a thread with a running event loop sends to a blocking store.
         """
         channel = self.channel
         if not isinstance(channel, Coalescer) or channel.before_send is None or "asyncio" not in sys.modules:
@@ -116,7 +118,7 @@ class Runtime:
         )
 
     def connect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
-        """Open the store, and hold the consumer to its one mode and kind of ids. Cheap when it was done before."""
+        """Open the store, and check the consumer's recorded mode and kind of ids. Cheap after the first call."""
         if self._closed:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
         if (tenant, consumer, mode, ids) in self._admitted:
@@ -135,11 +137,11 @@ class Runtime:
         self._admitted.add((tenant, consumer, mode, ids))
 
     def _only_reads(self, mode: Mode) -> bool:
-        """Whether to write the mode now would wait for the caller's transaction, which may hold the store's lock."""
+        """Whether writing the mode now could wait for the caller's own transaction, which may hold the store's lock."""
         return mode == "inbox" and self.store.capabilities.single_writer
 
     def _expect(self, settings: StoreSettings | Unavailable, tenant: str, consumer: str) -> None:
-        """There the mode is recorded with the first mark, in the caller's transaction: here it is only read."""
+        """Check a recorded mode without writing: the first mark writes it, in the caller's transaction."""
         if isinstance(settings, Unavailable):
             self._hold(settings, consumer, "inbox")
         elif (tenant, consumer) in settings.modes:
@@ -147,24 +149,24 @@ class Runtime:
             self._admitted.add((tenant, consumer, "inbox", ""))
 
     async def aconnect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
-        """The same, awaited."""
+        """Do the same, awaited."""
         if self._closed:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
-        desk = self._desk()
+        state = self._loop_state()
         while (tenant, consumer, mode, ids) not in self._admitted:
-            if desk.opening is not None:  # the first one opens; the others wait for it, and share its error
-                await asyncio.shield(desk.opening)
+            if state.opening is not None:  # the first one opens; the others wait for it, and share its error
+                await asyncio.shield(state.opening)
                 continue
-            desk.opening = opening = asyncio.get_running_loop().create_future()
+            state.opening = opening = asyncio.get_running_loop().create_future()
             try:
                 await self._aopen(tenant, consumer, mode, ids)
                 return
             except Exception as error:
                 opening.set_exception(error)
-                opening.exception()  # there may be nobody to whom it matters
+                opening.exception()  # there may be no waiter to retrieve it
                 raise
             finally:
-                desk.opening = None
+                state.opening = None
                 if not opening.done():
                     opening.set_result(None)
 
@@ -203,19 +205,19 @@ class Runtime:
             )
 
     def refresh(self) -> None:
-        """Read the stored windows again if it is time; an unreachable store leaves the last known."""
+        """Read the stored windows again if they are due; an unreachable store leaves the last known ones."""
         if self._is_stale():
             self._note(self.channel.send((ReadSettings(),))[0])
 
     async def arefresh(self) -> None:
-        """The same, awaited."""
+        """Do the same, awaited."""
         if self._is_stale():
             self._note((await self.channel.asend((ReadSettings(),)))[0])
 
     def refresh_behind(self) -> None:
-        """The same, but whoever calls goes on with what is known: it may hold the last connection of a pool.
+        """Do the same in the background: the caller continues, as it may hold the last connection of a pool.
 
-        Before anything is known it is read here and now.
+        If the windows were never read, they are read now.
         """
         if not self._read:
             self.refresh()
@@ -227,22 +229,22 @@ class Runtime:
             self._note(self.channel.send((ReadSettings(),))[0])
 
     async def arefresh_behind(self) -> None:
-        """The same, in a task of the running loop."""
-        desk = self._desk()
+        """Do the same, in a task of the running loop."""
+        state = self._loop_state()
         if not self._read:
             await self.arefresh()
-        elif self._is_stale() and desk.reading is None:
-            desk.reading = asyncio.create_task(self._aread_behind(desk))
+        elif self._is_stale() and state.reading is None:
+            state.reading = asyncio.create_task(self._aread_behind(state))
 
-    async def _aread_behind(self, desk: "LoopState") -> None:
+    async def _aread_behind(self, state: "LoopState") -> None:
         try:
             with suppress(StoreError):
                 self._note((await self.channel.asend((ReadSettings(),)))[0])
         finally:
-            desk.reading = None
+            state.reading = None
 
     def _is_stale(self) -> bool:
-        """Whether the caller is to read the settings: everybody before they are known, then one for all."""
+        """Whether the caller must read the settings: every caller until they are known, then one for all."""
         now = time.monotonic()
         if now < self.fresh_until:
             return False
@@ -251,7 +253,7 @@ class Runtime:
         return True
 
     def expire_settings(self) -> None:
-        """Have the settings read again at the next use, before it goes on: its own client changed them."""
+        """Make the next use read the settings first: this client changed them."""
         with self._lock:
             self.fresh_until, self._read = 0.0, False
 
@@ -268,15 +270,15 @@ class Runtime:
                 self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
 
     def close(self) -> None:
-        """Stop renewing, send what is queued, close the store if it is ours. Idempotent."""
+        """Stop renewing, send queued items, close the store if this runtime owns it. Idempotent."""
         if self._start_closing():
             self._finish_closing()
             if self._twin not in (None, self):
                 self._twin.close_from_outside()
 
     def close_from_outside(self) -> None:
-        """Close what belongs to an event loop: soon and in that loop where one runs it, else here and now."""
-        running = [loop for loop in self._desks if loop.is_running()]
+        """Close a store of an event loop: soon, in that loop, if the loop is running, else now."""
+        running = [loop for loop in self._loop_states if loop.is_running()]
         if running:
             asyncio.run_coroutine_threadsafe(self.aclose(), running[-1])
         elif self._opened:
@@ -293,7 +295,7 @@ class Runtime:
             self.store.close()
 
     async def aclose(self) -> None:
-        """The same, awaited: the loop goes on while the last batch is sent."""
+        """Do the same, awaited: the loop continues while the last batch is sent."""
         if not self._start_closing():
             return
         if not isinstance(self.channel, LoopCoalescer):
@@ -311,28 +313,28 @@ class Runtime:
                 return False
             self._closed = True
             self.fresh_until = 0.0
-            desks = list(self._desks.values())
-        for desk in desks:
-            desk.keeper.close()
-            if desk.reading is not None:
-                desk.reading.cancel()
+            states = list(self._loop_states.values())
+        for state in states:
+            state.keeper.close()
+            if state.reading is not None:
+                state.reading.cancel()
         self.watches.close()
         return True
 
 
 class LoopState:
-    """What belongs to one event loop."""
+    """The state of one event loop."""
 
     def __init__(self, channel: Channel, reporter: Reporter) -> None:
         self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, reporter.report_expired)
         self.opening: asyncio.Future[None] | None = None
-        """Ends when the one who opens the store is done with it."""
+        """Done when the caller that opens the store has finished."""
         self.reading: asyncio.Task[None] | None = None
-        """Reads the settings behind the callers."""
+        """Reads the settings in the background."""
 
 
 def _callers_level() -> int:
-    """How many frames up the code is that called semel; counted from the caller of this function."""
+    """Return how many frames up the code is that called semel, counted from the caller of this function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "semel":
         level, frame = level + 1, frame.f_back
@@ -340,15 +342,15 @@ def _callers_level() -> int:
 
 
 def _hook_reporter(hooks: "Hooks") -> Reporter:
-    from semel.observe.reporter import HookReporter  # not loaded unless somebody listens
+    from semel.observe.reporter import HookReporter  # loaded only if there are hooks
 
     return HookReporter(hooks)
 
 
 async def _in_thread(function: Callable[[], None], name: str) -> None:
-    """Await a function that blocks, in a thread of its own: the loop's executor may be full, or gone.
+    """Run a blocking function in a thread of its own and await it: the loop's executor may be full, or gone.
 
-    It goes on to its end when the caller is cancelled.
+    It runs to its end even if the caller is cancelled.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -361,7 +363,7 @@ async def _in_thread(function: Callable[[], None], name: str) -> None:
         error: BaseException | None = None
         try:
             function()
-        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever awaits
+        except BaseException as raised:  # noqa: BLE001 - it belongs to the waiter
             error = raised
         with suppress(RuntimeError):  # the loop is closed, and its waiter with it
             loop.call_soon_threadsafe(settle, error)

@@ -49,7 +49,7 @@ BACKOFF_MAX_S = 1.0
 
 
 class ExecutorBase:
-    """What both kinds of executor work with."""
+    """The base of both executors."""
 
     def __init__(
         self, runtime: Runtime, keeper: Any, policy: Policy, window_us: Callable[[str], int]
@@ -58,22 +58,22 @@ class ExecutorBase:
         self.channel: Channel = runtime.channel
         self.keeper: Any = keeper
         self.drop: Callable[[bytes, None], LiveClaim | None] = keeper.kept.pop
-        """Keep a claim no longer: `drop(owner, None)`. A method of the dict itself, which Ctrl-C cannot split."""
+        """Stops renewing a claim: `drop(owner, None)`. A method of the dict itself, which Ctrl-C cannot interrupt."""
         self.watches: Watches = runtime.watches
         self.run_max_s: float = policy.run_max_s
         self.value_bytes_max: int = policy.value_bytes_max
         self.window_us: Callable[[str], int] = window_us
-        """The window that is in force for an event type, as far as it is known."""
+        """Returns the window in force for an event type, as last read from the store."""
         self.steady_s: Callable[[], float] = time.monotonic
 
     def abandon(self, owners: Iterable[bytes]) -> None:
-        """Their flows were broken off: keep the claims no longer, and give back those that did not start."""
+        """Drop the claims of interrupted flows, and release those whose handlers did not start."""
         dropped = [self.drop(owner, None) for owner in owners]
         idle = [kept for kept in dropped if kept is not None and not kept.started]
         post_quietly(self.channel, [give_back(kept.claim, kept.fence) for kept in idle])
 
     def begin(self, claim: Claim, granted: Granted | None) -> HandlerRun | None:
-        """Begin a run of the handler; `None`: the claim is lost already. Without `granted` there is no claim."""
+        """Begin a run of the handler; `None` if the claim is already lost. Without `granted` there is no claim."""
         if granted is None:
             return self._unclaimed_run(claim)
         kept = self.keeper.kept.get(claim.owner)
@@ -82,13 +82,13 @@ class ExecutorBase:
         return HandlerRun(kept, granted, self, self.value_bytes_max)
 
     def _unclaimed_run(self, claim: Claim) -> HandlerRun:
-        """A run under no claim: the handler can ask for its key, and it is the first attempt."""
+        """Return a run without a claim: the handler can read its key, and it is the first attempt."""
         nothing = Granted(fence=0, attempt=1, lease_until_us=0, first_seen_us=0)
         kept = LiveClaim.since(claim, nothing, self.steady_s(), self.run_max_s)
         return HandlerRun(kept, nothing, self, 0, unclaimed=True)
 
     def window_may_have_changed(self, settle: Settle) -> bool:
-        """Whether the claim is so old that its window may have been changed since."""
+        """Whether the claim is old enough that its window may have changed since."""
         kept = self.keeper.kept.get(settle.owner)
         return (
             kept is not None
@@ -97,12 +97,12 @@ class ExecutorBase:
         )
 
     def with_current_window(self, settle: Settle) -> Settle:
-        """A window that was changed while the handler ran applies to its completion."""
+        """Return the settle with the current window: a change while the handler ran applies to its completion."""
         kept = self.keeper.kept.get(settle.owner)
         return settle if kept is None else replace(settle, window_us=self.window_us(kept.claim.event_type))
 
     def pause_s(self, command: Pause) -> float | None:
-        """How long to back off; `None` when there is no time left for another try."""
+        """Return how long to back off; `None` if there is no time left for another try."""
         from semel.runtime.jitter import spread_s  # seldom needed, and it loads half a dozen modules
 
         waits = [backoff_s(each, BACKOFF_FIRST_S, BACKOFF_MAX_S) for each in range(command.tries + 1)]
@@ -121,7 +121,7 @@ class Executor(ExecutorBase):
     keeper: Keeper
 
     def __call__(self, command: Command[Any]) -> Any:
-        """One command, one answer."""
+        """Execute one command and return its answer."""
         kind = type(command)
         if kind is Claim:
             return self._claim(command)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ class Executor(ExecutorBase):
                 self.keeper.keep(LiveClaim.since(claim, answer, sent_at, self.run_max_s))
         except Exception:
             raise
-        except BaseException:  # it may be ours, and nobody keeps it yet
+        except BaseException:  # the claim may be granted, and nothing renews it yet
             recall(self.channel, (claim,))
             raise
         return answer
@@ -179,13 +179,13 @@ class Executor(ExecutorBase):
                 return self.channel.send((command,))[0]  # type: ignore[arg-type]
 
     def invoke(self, command: Invoke) -> Ran:
-        """Call the handler. Whatever it raises is an answer."""
+        """Call the handler. Returns its value or its error."""
         claim, granted = command.claim, command.granted
         if claim is None:
             return _call(command.call, None)
         run = self.begin(claim, granted)
         if run is None:
-            return _too_late()
+            return _claim_lost_error()
         outer = run.outer = running.get()
         try:
             running.set(run)
@@ -195,7 +195,7 @@ class Executor(ExecutorBase):
             running.set(outer)
 
     def refresh(self) -> None:
-        """Know the windows that are in force, if the store can be reached."""
+        """Read the windows in force, if they are due and the store can be reached."""
         if self.steady_s() < self.runtime.fresh_until:
             return  # as after nearly every handler
         with suppress(StoreError):
@@ -206,27 +206,27 @@ class Executor(ExecutorBase):
         return drive(flow, self)
 
     def astep(self, _flow: Flow[Any]) -> Any:
-        """A handler that blocks has no loop to await in."""
+        """Raise `TypeError`: a blocking handler has no loop to await in."""
         raise TypeError("an async step needs an async handler; make the handler async def, or the step def")
 
 
 def _call(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
     try:
         if run is not None:
-            run.kept.started = True  # from here on giving the claim up is not free
+            run.kept.started = True  # from here on a release counts the attempt
         value = call()
-        return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
+        return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
         return _check_raised(error, run)
 
 
-def _unfinished(value: Any) -> Raised:
-    """The end of a handler that returned a coroutine or generator: its work has not run, so no attempt is counted."""
+def _unfinished_error(value: Any) -> Raised:
+    """Return the error of a handler that returned a coroutine or generator: it has not run, so no attempt counts."""
     return Raised(refuse_unfinished(value), interrupted=True)
 
 
 def _check_raised(error: BaseException, run: HandlerRun | None) -> Raised:
-    """A handler's error. `ClaimLost` of a claim inside this one says nothing about this one."""
+    """Return a handler's error. A `ClaimLost` of an inner claim says nothing about this handler's claim."""
     return Raised(
         error,
         interrupted=isinstance(error, KeyboardInterrupt),
@@ -234,8 +234,8 @@ def _check_raised(error: BaseException, run: HandlerRun | None) -> Raised:
     )
 
 
-def _too_late() -> Raised:
-    """The claim's renewal was refused, or got no answer, before its turn came: nothing has happened."""
+def _claim_lost_error() -> Raised:
+    """Return the error of a claim that was lost before its handler started: nothing has happened."""
     return Raised(NotApplied("the claim was lost before the handler started"), interrupted=True, lost=True)
 
 
@@ -244,10 +244,10 @@ class AsyncExecutor(ExecutorBase):
 
     keeper: LoopKeeper
     loop: "asyncio.AbstractEventLoop | None" = None
-    """Where handlers run: the way back for a step of one that was sent to a thread."""
+    """The loop of the handlers: a step inside a handler in a thread runs its flow there."""
 
     async def __call__(self, command: Command[Any]) -> Any:
-        """One command, one answer."""
+        """Execute one command and return its answer."""
         kind = type(command)
         if kind is Claim:
             sent_at = self.steady_s()
@@ -265,7 +265,7 @@ class AsyncExecutor(ExecutorBase):
         if self.window_may_have_changed(settle):
             await self.refresh()
             settle = self.with_current_window(settle)
-        # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
+        # Cancelled or not, the result of a handler must reach the store: the item is queued by then.
         try:
             answer = (await self.channel.asend((settle,)))[0]
         except StoreClosed as error:
@@ -300,13 +300,13 @@ class AsyncExecutor(ExecutorBase):
                 return (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
 
     async def invoke(self, command: Invoke) -> Ran:
-        """Await the handler. Whatever it raises is an answer; a lost claim cancels it."""
+        """Await the handler. Returns its value or its error; a lost claim cancels it."""
         claim, granted = command.claim, command.granted
         if claim is None:
             return await _acall(command.call, None)
         run = self.begin(claim, granted)
         if run is None:
-            return _too_late()
+            return _claim_lost_error()
         self.loop = asyncio.get_running_loop()
         outer = run.outer = running.get()
         try:
@@ -317,7 +317,7 @@ class AsyncExecutor(ExecutorBase):
             running.set(outer)
 
     async def refresh(self) -> None:
-        """Know the windows that are in force, if the store can be reached."""
+        """Read the windows in force, if they are due and the store can be reached."""
         if self.steady_s() < self.runtime.fresh_until:
             return  # as after nearly every handler
         with suppress(StoreError):
@@ -343,7 +343,7 @@ class AsyncExecutor(ExecutorBase):
 
 
 async def _ask(command: Ask) -> Any:
-    """Await a probe; one that blocks does so in a thread, not in the loop."""
+    """Await a probe; a blocking one runs in a thread, not in the loop."""
     probe = command.probe
     if inspect.iscoroutinefunction(probe):
         return await probe(command.inquiry)
@@ -352,14 +352,14 @@ async def _ask(command: Ask) -> Any:
 
 
 def _report_probe_error(command: Ask, ran: Ran) -> Ran:
-    """Log a probe that failed: it counts as "cannot tell", and nobody else sees its error."""
-    told = answer_of(ran)
-    if isinstance(told, CannotTell) and (isinstance(ran, Raised) or ran.value is not told):
+    """Log a probe that failed: it counts as `CannotTell`, and its error is shown nowhere else."""
+    answer = answer_of(ran)
+    if isinstance(answer, CannotTell) and (isinstance(ran, Raised) or ran.value is not answer):
         error = ran.error if isinstance(ran, Raised) else None
         logging.getLogger("semel").warning(
             "the probe of consumer %r could not tell: %s",
             command.inquiry.consumer,
-            told.reason,
+            answer.reason,
             exc_info=error,
         )
     return ran
@@ -369,7 +369,7 @@ async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
     if run is None:
         try:
             value = await call()
-            return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
+            return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
         except asyncio.CancelledError as error:
             return Raised(error, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
@@ -380,10 +380,10 @@ async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
     kept.on_lost = task.cancel
     kept.started = True
     try:
-        value = await call()  # finished, lost or not: the store will say whose result counts
-        return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
+        value = await call()  # finished, lost or not: the store decides whose result counts
+        return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
     except asyncio.CancelledError as error:
-        if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
+        if kept.stopped and task.cancelling() == cancelling + 1:  # only the keeper has cancelled it
             return Raised(
                 ClaimLost("another attempt took over, or the store could not be reached"), lost=True
             )

@@ -1,4 +1,4 @@
-"""Say how to install an extra of semel, in the way in which semel itself was installed."""
+"""Build the command that installs an extra of semel, as semel itself was installed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _SOURCE = Path(__file__).resolve().parents[2]
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra: from the clone or file that semel came from, else from the registry."""
+    """Return the command that adds an extra: from the clone or file of this semel, else from the registry."""
     clone = _SOURCE.parent
     if _SOURCE.name == "src" and (clone / "pyproject.toml").is_file():
         return f'pip install -e "{clone}[{extra}]"'
@@ -16,7 +16,7 @@ def install_command(extra: str) -> str:
 
 
 def _origin() -> str | None:
-    """The folder or file that pip installed semel from; `None` where it came from a registry or is gone."""
+    """Return the folder or file that pip installed semel from; `None` for a registry, or if it is gone."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 

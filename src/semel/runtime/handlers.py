@@ -1,4 +1,4 @@
-"""What semel may call: handlers are checked before anything is claimed, and guarded functions get a name."""
+"""Check handlers before anything is claimed, and name guarded functions."""
 
 import re
 import sys
@@ -35,17 +35,17 @@ CO_COROUTINE = 0x80
 CO_ITERABLE_COROUTINE = 0x100
 CO_ASYNC_GENERATOR = 0x200
 CO_LATER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR
-"""Flags of functions whose call runs nothing yet, as `inspect` has them, which is slow to load and to ask."""
+"""Flags of functions whose call runs nothing yet, as in `inspect`, which is slow to load and to call."""
 BLOCKING = 0
-"""Of these, the flags of a plain function; `Semel` calls nothing else without a closer look."""
+"""Of these, the flags of a plain function; `Semel` checks any other callable more closely before it calls it."""
 AWAITABLE = CO_COROUTINE
-"""Of these, the flags of an `async def`; `AsyncSemel` awaits nothing else without a closer look."""
+"""Of these, the flags of an `async def`; `AsyncSemel` checks any other callable more closely before it awaits it."""
 
 UNFINISHED: frozenset[type] = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
-"""Types of values that a handler must not return: the work that they stand for has not run."""
+"""Types of values that a handler must not return: their work has not run."""
 _NAME = re.compile(r"[^\x00-\x20\x7f:]+")
 _SCRIPTS = ("__main__", "__mp_main__")
-"""What Python calls the module of a script: when it is run, and again in a child of `multiprocessing`."""
+"""Python's names for the module of a script: when it is run, and in a child of `multiprocessing`."""
 
 
 # --- may it be called? --------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _innermost(fn: Any) -> Any:
 
 
 def code_of(fn: Any) -> Any:
-    """Return the code object that a call of `fn` runs, or `None` where it is not Python's own."""
+    """Return the code object that a call of `fn` runs, or `None` if it is not written in Python."""
     fn = _innermost(fn)
     if not isinstance(fn, FunctionType | MethodType):
         fn = type(fn).__call__
@@ -118,7 +118,7 @@ def code_of(fn: Any) -> Any:
 
 
 def label_of(fn: Any) -> str:
-    """Return what to call a handler in messages."""
+    """Return the name of a handler for messages."""
     return getattr(_innermost(fn), "__qualname__", None) or repr(fn)
 
 
@@ -128,7 +128,7 @@ def label_of(fn: Any) -> str:
 def operation_name(fn: Any, name: str | None) -> str:
     """Return the name that scopes the keys of a guarded function: `name`, else module and qualified name.
 
-    Raises `UsageError` where there is none to go by: a lambda, a partial, an object that is called.
+    Raises `UsageError` if it has no usable name: a lambda, a partial, a callable object.
     """
     if name is None:
         qualname = getattr(fn, "__qualname__", None)
@@ -136,7 +136,7 @@ def operation_name(fn: Any, name: str | None) -> str:
             raise UsageError(f"{fn!r} has no name of its own to keep its records under; add name= to guard")
         if "<lambda>" in qualname:
             raise UsageError(
-                f"the lambda {qualname} cannot be told from others beside it; add name= to guard, or use def"
+                f"the lambda {qualname} has no name that tells it from others; add name= to guard, or use def"
             )
         name = f"{_module_of(fn)}.{qualname}"
     if not _NAME.fullmatch(name):
@@ -151,7 +151,7 @@ def operation_name(fn: Any, name: str | None) -> str:
 
 
 def _module_of(fn: Any) -> str:
-    """The module as others import it, also where it runs as a script; `__main__` where nothing better is known."""
+    """Return the module's import name, also if it runs as a script; `__main__` if no better name is known."""
     module: str = fn.__module__ or "__main__"
     if module not in _SCRIPTS:
         return module

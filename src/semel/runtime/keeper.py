@@ -1,7 +1,7 @@
 """Renew the live claims of a client: all of them in one batch, each at a third of its own lease.
 
-A claim that is lost, or that cannot be renewed until shortly before its lease ends, is told to its
-handler at once. The bookkeeping is shared; what differs is only the alarm: a thread or an event loop.
+If a claim is lost, or cannot be renewed until shortly before its lease ends, its handler is notified at
+once. The two keepers share the bookkeeping and differ only in the timer: a thread or an event loop.
 """
 
 from collections.abc import Callable
@@ -18,42 +18,42 @@ from semel.types import Lost, Renewed, Unavailable
 __all__ = ["Keeper", "LiveClaim", "LoopKeeper"]
 
 RENEW_AT = 1 / 3
-"""Of the lease: two renewals may fail before it ends."""
+"""The share of the lease after which it is renewed: two renewals may fail before it ends."""
 RETRY_AT = 1 / 10
-"""Of the lease: how soon a renewal without an answer is repeated."""
+"""The share of the lease after which a renewal without an answer is repeated."""
 TOGETHER = 1 / 12
-"""Of the lease: claims due this soon are renewed along with those due now."""
+"""The share of the lease within which claims are renewed together with those due now."""
 IDLE_S = 2.0
-"""A keeper with nothing to keep for this long ends; the next claim starts another."""
+"""The thread of a keeper without claims ends after this time; the next claim starts another."""
 AWAKE = float("inf")
-"""While the thread looks, whoever keeps a new claim must have it look once more."""
+"""While the thread is awake, a new claim must make it look once more."""
 
 
 class LiveClaim(Struct, eq=False):
-    """A live claim: until when it is ours, and what to do when it is not."""
+    """A live claim: until when it is held, and what to call when it is lost."""
 
     claim: Claim
     fence: int
     lease_s: float
-    """How long it lasts without renewal."""
+    """The lease: how long the claim lasts without renewal."""
     deadline: float
     due: float
     ends: float
     """When renewing stops, so that a hung handler frees its key."""
     posted_at: float = 0.0
-    """When the renewal under way was sent; 0: none is."""
+    """When the pending renewal was sent; 0: none is pending."""
     lost: bool = False
     started: bool = False
-    """Whether the handler was called: before that, giving the claim up is free."""
+    """Whether the handler was called: before that, a release does not count the attempt."""
     stopped: bool = False
     """Whether `on_lost` was called."""
     on_lost: Callable[[], object] | None = None
     ended: bool = False
-    """Whether the handler or `with` block that holds it is over: nobody waits for itself any more."""
+    """Whether the handler or `with` block that holds it has ended: then it cannot wait for itself."""
 
     @classmethod
     def since(cls, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> "LiveClaim":
-        """A claim that was sent at `sent_at`: its time runs from before the store saw it."""
+        """Build it for a claim that was sent at `sent_at`: its lease is counted from before the store saw it."""
         lease_s = claim.lease_us / 1e6
         return cls(
             claim,
@@ -65,12 +65,12 @@ class LiveClaim(Struct, eq=False):
         )
 
     @property
-    def tell_at(self) -> float:
+    def give_up_at(self) -> float:
         """When a claim that could not be renewed is given up: before its lease ends, never after."""
         return self.deadline - min(self.lease_s * RENEW_AT, max(0.5, self.lease_s * RETRY_AT))
 
-    def tell(self) -> None:
-        """The claim is lost: say so once."""
+    def report_lost(self) -> None:
+        """Mark the claim as lost, and call `on_lost` once."""
         if not self.lost:
             self.lost = True
             if self.on_lost is not None:
@@ -79,7 +79,7 @@ class LiveClaim(Struct, eq=False):
 
 
 class KeeperBase:
-    """The live claims by owner, and what is to be done about them at a given time."""
+    """The live claims by owner; renews them and reports lost ones."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class KeeperBase:
         self.kept: dict[bytes, LiveClaim] = {}
 
     def drop(self, owner: bytes) -> LiveClaim | None:
-        """The claim is settled, or nobody's business any more."""
+        """Stop renewing a claim that is settled or abandoned."""
         return self.kept.pop(owner, None)
 
     def act(self, now: float) -> float | None:
-        """Renew what is due, tell what is lost; returns when to act again (`None`: nothing is kept)."""
+        """Renew due claims and report lost ones. Returns when to act again (`None`: there is no live claim)."""
         due: list[LiveClaim] = []
         next_at: float | None = None
         for kept in list(self.kept.values()):
@@ -111,19 +111,19 @@ class KeeperBase:
     def _act_on(self, kept: LiveClaim, now: float, due: list[LiveClaim]) -> float | None:
         if kept.lost:
             return None
-        if now >= kept.tell_at:
-            kept.tell()
+        if now >= kept.give_up_at:
+            kept.report_lost()
             if self._on_expired is not None:
                 self._on_expired(kept)
             return None
         if kept.posted_at:
-            return kept.tell_at
+            return kept.give_up_at
         if kept.due - kept.lease_s * TOGETHER > now:
-            return min(kept.due, kept.tell_at)
+            return min(kept.due, kept.give_up_at)
         if now < kept.ends:
             kept.posted_at = now
             due.append(kept)
-        return kept.tell_at
+        return kept.give_up_at
 
     def _post(self, due: list[LiveClaim], now: float) -> None:
         items = [Renew(kept.claim.id, kept.claim.owner, kept.fence, kept.claim.lease_us) for kept in due]
@@ -132,13 +132,13 @@ class KeeperBase:
             for kept, answer in zip(due, answers, strict=True):
                 self._note(kept, answer, now)
 
-        def answered(answers: list[Answer]) -> None:
-            self._answered(lambda: note(answers))
+        def on_answers(answers: list[Answer]) -> None:
+            self._apply(lambda: note(answers))
 
         try:
-            self._channel.post(items, answered)
-        except Exception as error:  # noqa: BLE001 - the other claims need their keeper; these are asked again
-            answered([Unavailable(error)] * len(items))
+            self._channel.post(items, on_answers)
+        except Exception as error:  # noqa: BLE001 - the other claims need their keeper; these renewals are repeated
+            on_answers([Unavailable(error)] * len(items))
 
     def _note(self, kept: LiveClaim, answer: Answer, sent_at: float) -> None:
         kept.posted_at = 0.0
@@ -147,17 +147,17 @@ class KeeperBase:
             kept.due = sent_at + kept.lease_s * RENEW_AT
         elif isinstance(answer, Lost):
             if self.kept.get(kept.claim.owner) is kept:
-                kept.tell()
+                kept.report_lost()
         else:
             kept.due = self._steady_s() + kept.lease_s * RETRY_AT
 
-    def _answered(self, note: Callable[[], None]) -> None:
-        """Renewals were answered, in whichever thread: note it where the claims are kept."""
+    def _apply(self, note: Callable[[], None]) -> None:
+        """Apply the answers to renewals. Called in the thread that has the answers; `note` changes the claims."""
         note()
 
 
 class Keeper(KeeperBase):
-    """A ledger with a thread for its alarm, started by the first claim and ended when idle or closed."""
+    """A keeper with a thread, started by the first claim and ended when idle or closed."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Keeper(KeeperBase):
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """The parent's claims stay the parent's."""
+        """Drop the parent's claims: the parent renews them."""
         self.kept.clear()
         self._lock = Lock()  # entered itself, not through the condition, whose `with` Ctrl-C can strike
         self._wake = Condition(self._lock)
@@ -187,7 +187,7 @@ class Keeper(KeeperBase):
         elif kept.due < self._asleep_until:
             self._look_again()
 
-    def _answered(self, note: Callable[[], None]) -> None:
+    def _apply(self, note: Callable[[], None]) -> None:
         note()
         self._look_again()
 
@@ -238,7 +238,7 @@ class Keeper(KeeperBase):
 
 
 class LoopKeeper(KeeperBase):
-    """A ledger with the event loop for its alarm: no thread, no task."""
+    """A keeper with a timer of the event loop: no thread, no task."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class LoopKeeper(KeeperBase):
         self._alarm_at = 0.0
 
     def after_fork(self) -> None:
-        """The parent's claims stay the parent's."""
+        """Drop the parent's claims: the parent renews them."""
         self.kept.clear()
         self._loop = self._alarm = None
 
@@ -263,7 +263,7 @@ class LoopKeeper(KeeperBase):
             self._loop = asyncio.get_running_loop()
             self._ring_at(kept.due)
 
-    def _answered(self, note: Callable[[], None]) -> None:
+    def _apply(self, note: Callable[[], None]) -> None:
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # closed: its handlers are gone with it

@@ -1,4 +1,4 @@
-"""What a forked child must do afresh: locks, threads and random numbers do not survive a fork."""
+"""Reset locks, threads and random numbers in a forked child; import modules late; load objects by name."""
 
 import os
 import sys
@@ -16,10 +16,10 @@ _POOL_BYTES = OWNER_BYTES * 256
 
 
 class Restartable(Protocol):
-    """Something that holds locks or threads."""
+    """An object with locks or threads."""
 
     def after_fork(self) -> None:
-        """Forget them; runs in the child, before anything else of ours."""
+        """Replace them; runs in the child, before any other code of semel."""
         ...
 
 
@@ -27,12 +27,12 @@ _live: "WeakSet[Restartable]" = WeakSet()
 
 
 def restart_after_fork(thing: Restartable) -> None:
-    """Have `thing.after_fork()` called in every child, for as long as `thing` lives."""
+    """Call `thing.after_fork()` in every child, for as long as `thing` lives."""
     _live.add(thing)
 
 
 class _Owners:
-    """128 bits from the operating system per claim, fetched 256 at a time: a system call each is half of a claim."""
+    """Owners of 128 random bits from the operating system, fetched 256 at a time: a system call costs half a claim."""
 
     def __init__(self) -> None:
         self._pool: list[bytes] = []
@@ -46,7 +46,7 @@ class _Owners:
                 self._pool += [drawn[at : at + OWNER_BYTES] for at in range(0, _POOL_BYTES, OWNER_BYTES)]
 
     def after_fork(self) -> None:
-        """Two processes must never share an owner."""
+        """Drop the fetched owners: two processes must never share one."""
         self._pool = []
 
 
@@ -66,7 +66,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Module:
-    """A module that is not there yet. Each name is looked up once."""
+    """A module that is imported at its first use. Each name is looked up once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -90,7 +90,7 @@ else:
 
 
 def load_object(spec: str) -> Any:
-    """The object that `module:name` names. Raises `PolicyInvalid`, also where the module cannot be imported."""
+    """Return the object of `module:name`. Raises `PolicyInvalid`, also if the module cannot be imported."""
     module_name, colon, name = spec.partition(":")
     if not colon or not module_name or not name:
         raise PolicyInvalid(f"{spec!r} names no handler; write module:function, such as app:handle")
@@ -109,14 +109,14 @@ def load_object(spec: str) -> Any:
 
 
 def _import_problem(module_name: str, error: Exception) -> str:
-    """Why a module cannot be imported, and in which line."""
+    """Return why a module cannot be imported, and the line of the error."""
     if (
         isinstance(error, ModuleNotFoundError)
         and error.name
         and f"{module_name}.".startswith(f"{error.name}.")
     ):
         return f"no module named {error.name!r} here"
-    from traceback import extract_tb  # only for who cannot go on
+    from traceback import extract_tb  # needed only for this error
 
     files = [each for each in extract_tb(error.__traceback__)[1:] if not each.filename.startswith("<frozen")]
     where = f" ({files[-1].filename}, line {files[-1].lineno})" if files else ""

@@ -16,7 +16,7 @@ class Reporter:
     """Does nothing; its subclass `semel.observe.reporter.HookReporter` calls hooks."""
 
     listens: bool = False
-    """Whether anybody is told: callers ask before they build something only to report it."""
+    """Whether there are hooks: callers check it before they build data only for a report."""
 
     def instrument(self, store: Store | AsyncStore) -> Store | AsyncStore:
         """Return the store; with hooks, one that reports its round trips."""
@@ -42,13 +42,13 @@ class Reporter:
     def report_copy(
         self, record_id: Id, handler: Any, delivery: Delivery[Any], outcome: Outcome[Any], *, parks: bool
     ) -> None:
-        """A later copy of a key in one batch got its outcome. `parks`: a runner keeps it while the first is busy."""
+        """Report the outcome of a later copy of a key in a batch. `parks`: a runner keeps it if the first is busy."""
 
     def report_claimed(self, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
-        """Claims that were made by hand were answered."""
+        """Report the answers to claims made with `claim`."""
 
     def report_settled(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-        """Claims that were made by hand were settled."""
+        """Report the answers to settles of claims made with `claim`."""
 
     def report_marked(
         self,
@@ -58,10 +58,10 @@ class Reporter:
         event_type: str,
         meta: Mapping[str, str] | None,
     ) -> None:
-        """Keys were marked, in mode mark or in a transaction. `scope`: tenant and consumer."""
+        """Report marked keys, in mode mark or in a transaction. `scope`: tenant and consumer."""
 
     def report_expired(self, kept: LiveClaim) -> None:
-        """The lease of a claim could not be renewed in time."""
+        """Report a claim whose lease could not be renewed in time."""
 
     def report_stuck_dead_letter(self, record_id: Id, source: str, error: BaseException) -> None:
-        """A dead letter could not be written; its message stays at the broker."""
+        """Report a dead letter that could not be written; its message stays at the broker."""

@@ -1,6 +1,6 @@
 """Run many flows at once: each round's commands of a kind in one batch, handlers in between.
 
-Completions leave as handlers finish, so that a crash repeats at most those that are still under way.
+Completions are sent as handlers finish, so a crash repeats at most the unfinished ones.
 """
 
 import time
@@ -63,33 +63,33 @@ def copies(
 
 
 class FlowScheduler:
-    """Flows under way, sorted by what each of them waits for."""
+    """Running flows, sorted by what each of them waits for."""
 
     def __init__(
         self,
         flows: Sequence[Flow[Outcome[Any]]],
-        bench: ExecutorBase,
-        told: Callable[[int, Any], object] | None = None,
+        executor: ExecutorBase,
+        on_outcome: Callable[[int, Any], object] | None = None,
     ) -> None:
         self._flows = flows
-        self._bench = bench
-        self._instant = isinstance(bench.channel, Direct)
-        self._told = told
-        """Hears of each outcome as soon as it is known."""
+        self._executor = executor
+        self._instant = isinstance(executor.channel, Direct)
+        self._on_outcome = on_outcome
+        """Called with each outcome as soon as it is known."""
         self.outcomes: list[Any] = [None] * len(flows)
         self.asking: list[tuple[Item, int]] = []
-        """Claims and marks: asked together."""
+        """Claims and marks, sent together."""
         self.handlers: deque[tuple[Invoke, int]] = deque()
         self.pausing: list[tuple[Pause, int]] = []
-        """Those that found the store out of reach: they back off together, and ask together again."""
+        """Flows that found the store unavailable: they back off together, and try again together."""
         self.alone: list[tuple[Command[Any], int]] = []
-        """What is carried out one by one at the end: waits, and events that may have killed a worker before."""
+        """Commands that are executed one by one at the end: waits, and events that may have killed a worker before."""
         self.landed: SimpleQueue[list[tuple[int, Answer]]] = SimpleQueue()
         self.flying: int = 0
         """Settles that are not yet answered."""
         self._gate = Lock()
         self._gathered: list[tuple[Settle, int]] = []
-        """Settles that leave as soon as those under way have landed: a round trip for each would cost more."""
+        """Settles that are sent when the pending ones are answered: a round trip for each would cost more."""
         self._under_way = False
         self.interrupt: BaseException | None = None
         self.on_landed: Callable[[], object] | None = None
@@ -97,13 +97,13 @@ class FlowScheduler:
             self.advance(at, None)
 
     def advance(self, at: int, answer: Any) -> None:
-        """Send a flow its answer and file it under what it asks for next."""
+        """Send a flow its answer, and sort it by its next command."""
         try:
             command = self._flows[at].send(answer)
         except StopIteration as end:
             self.note_end(at, end.value)
             return
-        except RecordCorrupt as error:  # what is stored under this key does not read: the others go on
+        except RecordCorrupt as error:  # the record of this key is unreadable: the others continue
             self.note_end(at, Unavailable(error))
             return
         kind = type(command)
@@ -118,16 +118,16 @@ class FlowScheduler:
         else:
             self.alone.append((command, at))
 
-    def ran(self, at: int, ran: Ran) -> None:
-        """A handler has ended. An interrupt ends the batch: no other handler starts after it."""
+    def end_handler(self, at: int, ran: Ran) -> None:
+        """Note the end of a handler. An interrupt ends the batch: no other handler starts after it."""
         if isinstance(ran, Raised) and not isinstance(ran.error, Exception):
             self.interrupt = self.interrupt or ran.error
         self.advance(at, ran)
 
     def _post(self, settle: Settle, at: int) -> None:
-        """Have a settle sent at once, or together with its like when those under way have landed."""
-        if self._bench.window_may_have_changed(settle):
-            settle = self._bench.with_current_window(settle)
+        """Send a settle at once, or together with others when the pending ones are answered."""
+        if self._executor.window_may_have_changed(settle):
+            settle = self._executor.with_current_window(settle)
         if self._instant:
             self._settle_now(settle, at)
             return
@@ -140,14 +140,14 @@ class FlowScheduler:
         self._send_gathered()
 
     def _settle_now(self, settle: Settle, at: int) -> None:
-        """The store answers at once: nothing is under way that others could wait for."""
+        """Send a settle to a store that answers at once: there are no pending settles to wait for."""
         try:
-            answer = self._bench.channel.send((settle,))[0]
+            answer = self._executor.channel.send((settle,))[0]
         except StoreClosed as error:
-            self._bench.drop(settle.owner, None)  # nothing is left to repeat it on
+            self._executor.drop(settle.owner, None)  # nothing is left to repeat it on
             answer = Unavailable(error)
         if type(answer) is not Unavailable:
-            self._bench.drop(settle.owner, None)
+            self._executor.drop(settle.owner, None)
         self.advance(at, answer)
 
     def _send_gathered(self) -> None:
@@ -157,42 +157,42 @@ class FlowScheduler:
         if not batch:
             return
         try:
-            self._bench.channel.post([settle for settle, _ in batch], partial(self._land_batch, batch))
+            self._executor.channel.post([settle for settle, _ in batch], partial(self._land_batch, batch))
         except StoreClosed as error:
             for settle, _ in batch:
-                self._bench.drop(settle.owner, None)  # nothing is left to repeat it on
+                self._executor.drop(settle.owner, None)  # nothing is left to repeat it on
             self._land_batch(batch, [Unavailable(error)] * len(batch))
 
     def _land_batch(self, batch: list[tuple[Settle, int]], answers: list[Answer]) -> None:
-        """In whichever thread has the answers: hand them over, and send what has gathered meanwhile."""
+        """Pass on the answers, and send the settles gathered meanwhile. Runs in the thread that has the answers."""
         for (settle, _), answer in zip(batch, answers, strict=True):
             if type(answer) is not Unavailable:
-                self._bench.drop(settle.owner, None)
+                self._executor.drop(settle.owner, None)
         self.landed.put([(at, answer) for (_, at), answer in zip(batch, answers, strict=True)])
         if self.on_landed is not None:
             self.on_landed()
         self._send_gathered()
 
     def land(self, *, wait: bool = False) -> None:
-        """Advance the flows whose settles were answered; with `wait`, until all are."""
+        """Advance the flows whose settles were answered; with `wait`, until all are answered."""
         while self.flying and (wait or not self.landed.empty()):
             for at, answer in self.landed.get():
                 self.flying -= 1
                 self.advance(at, answer)
 
     def questions(self) -> list[Fold[int]]:
-        """The claims and marks to ask now, folded, a batch each."""
+        """Return the claims and marks to send now, folded into batches."""
         asking, self.asking = self.asking, []
         return [Fold(asking[at : at + BATCH_MAX]) for at in range(0, len(asking), BATCH_MAX)]
 
     def advance_claimed(self, fold: Fold[int], answers: Sequence[Answer], sent_at: float) -> list[Settle]:
-        """Advance the flows whose claims were answered; returns what is to be given back.
+        """Advance the flows whose claims were answered. Returns the releases to send.
 
-        An event that was tried before may have killed its worker: it is set apart, to be claimed again
-        alone, so that it cannot drag its neighbours along.
+        An event that was tried before may have killed its worker: its claim is released, and it is claimed
+        again alone, so that a crash does not affect the others.
         """
         apart: list[Settle] = []
-        bench = self._bench
+        executor = self._executor
         for slot, answer in zip(fold.slots, answers, strict=True):
             for at, view in slot.takers:
                 mine = answer if view is None else view(answer)
@@ -201,15 +201,15 @@ class FlowScheduler:
                         apart.append(give_back(slot.item, mine.fence))
                         self.alone.append((slot.item, at))
                         continue
-                    bench.keeper.keep(LiveClaim.since(slot.item, mine, sent_at, bench.run_max_s))
+                    executor.keeper.keep(LiveClaim.since(slot.item, mine, sent_at, executor.run_max_s))
                 self.advance(at, mine)
         self.asking += fold.later
         return apart
 
     def pauses(self) -> tuple[float, list[tuple[int, bool]]]:
-        """How long to back off for all that do, and for each whether it has the time for another try."""
+        """Return how long to back off together, and for each flow whether it has time for another try."""
         pausing, self.pausing = self.pausing, []
-        delays = [self._bench.pause_s(command) for command, _ in pausing]
+        delays = [self._executor.pause_s(command) for command, _ in pausing]
         patient = [(at, delay is not None) for (_, at), delay in zip(pausing, delays, strict=True)]
         return max((delay for delay in delays if delay is not None), default=0.0), patient
 
@@ -219,7 +219,7 @@ class FlowScheduler:
         self.note_end(at, Errored(NotStarted(), 0))
 
     def stop_waiting(self) -> None:
-        """After a stop: end the flows that wait for a claim."""
+        """End the flows that wait for a claim, after a stop."""
         waiting = [at for _, at in (*self.asking, *self.pausing, *self.alone)]
         self.asking, self.pausing, self.alone = [], [], []
         for at in waiting:
@@ -227,35 +227,35 @@ class FlowScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to be done together."""
+        """Whether there are commands to execute together."""
         return bool(self.asking or self.handlers or self.flying or self.pausing)
 
     def resume(self) -> list[tuple[Flow[Outcome[Any]], Command[Any], int]]:
-        """The flows to be driven one by one, each with the command it waits for."""
+        """Return the flows to drive one by one, each with its pending command."""
         alone, self.alone = self.alone, []
         return [(self._flows[at], command, at) for command, at in alone]
 
     def end_refused(self, at: int, error: UsageError) -> None:
-        """End a flow that would wait for a claim of its own caller: its fault alone, the others keep their outcomes."""
+        """End a flow that would wait for a claim of its own caller; the others keep their outcomes."""
         self._flows[at].close()
         self.note_end(at, Errored(error, attempt=0))
 
     def note_end(self, at: int, outcome: Outcome[Any]) -> None:
         """Note a flow's outcome; an interrupt ends the whole batch."""
         self.outcomes[at] = outcome
-        if self._told is not None:
-            self._told(at, outcome)
+        if self._on_outcome is not None:
+            self._on_outcome(at, outcome)
         if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
             self.interrupt = self.interrupt or outcome.error
 
 
-def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Executor, concurrency: int) -> Outcomes:
+def drive_many(flows: Sequence[Flow[Outcome[Any]]], executor: Executor, concurrency: int) -> Outcomes:
     """Run the flows to their ends, blocking; outcomes by position. Raises the interrupt that ended it early."""
-    rounds = FlowScheduler(flows, hands)
+    rounds = FlowScheduler(flows, executor)
     while rounds.busy:
         for fold in rounds.questions():
-            _ask(rounds, hands, fold)
-        _invoke_all(rounds, hands, concurrency)
+            _ask(rounds, executor, fold)
+        _invoke_all(rounds, executor, concurrency)
         rounds.land(wait=True)
         if rounds.interrupt is not None:
             raise rounds.interrupt
@@ -264,23 +264,23 @@ def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Executor, concurrency
             time.sleep(delay_s)
         for at, again in patient:
             rounds.advance(at, again)
-    _finish_alone(rounds, hands)
+    _finish_alone(rounds, executor)
     return rounds.outcomes
 
 
-def _finish_alone(rounds: FlowScheduler, hands: Executor) -> None:
-    """Drive the flows that are left, one by one."""
+def _finish_alone(rounds: FlowScheduler, executor: Executor) -> None:
+    """Drive the remaining flows one by one."""
     # All waits start together, so that the last one does not wait for the sum of them.
     started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
     for flow, command, at in rounds.resume():
         try:
-            started.append((flow, hands(command) if isinstance(command, Watch) else command, at))
+            started.append((flow, executor(command) if isinstance(command, Watch) else command, at))
         except UsageError as error:
             rounds.end_refused(at, error)
     for flow, next_, at in started:
         try:
-            answer = hands(next_) if isinstance(next_, Command) else next_
-            rounds.note_end(at, drive(flow, hands, answer))
+            answer = executor(next_) if isinstance(next_, Command) else next_
+            rounds.note_end(at, drive(flow, executor, answer))
         except RecordCorrupt as error:
             rounds.note_end(at, Unavailable(error))
         except UsageError as error:
@@ -289,28 +289,28 @@ def _finish_alone(rounds: FlowScheduler, hands: Executor) -> None:
             raise rounds.interrupt
 
 
-def _ask(rounds: FlowScheduler, hands: Executor, fold: Fold[int]) -> None:
+def _ask(rounds: FlowScheduler, executor: Executor, fold: Fold[int]) -> None:
     items = [slot.item for slot in fold.slots]
-    sent_at = hands.steady_s()
+    sent_at = executor.steady_s()
     try:
-        answers = hands.channel.send(items)
+        answers = executor.channel.send(items)
         apart = rounds.advance_claimed(fold, answers, sent_at)
     except Exception:
         raise
-    except BaseException:  # some may be ours that nobody keeps yet
-        recall(hands.channel, [item for item in items if isinstance(item, Claim)])
+    except BaseException:  # some claims may be granted that nothing renews yet
+        recall(executor.channel, [item for item in items if isinstance(item, Claim)])
         raise
     if apart:
-        hands.channel.send(apart)
+        executor.channel.send(apart)
 
 
-def _invoke_all(rounds: FlowScheduler, hands: Executor, concurrency: int) -> None:
+def _invoke_all(rounds: FlowScheduler, executor: Executor, concurrency: int) -> None:
     if concurrency == 1:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
-            ran = hands.invoke(command)
-            hands.refresh()
-            rounds.ran(at, ran)
+            ran = executor.invoke(command)
+            executor.refresh()
+            rounds.end_handler(at, ran)
             rounds.land()
         return
     with futures.ThreadPoolExecutor(concurrency, thread_name_prefix="semel-handler") as pool:
@@ -318,50 +318,50 @@ def _invoke_all(rounds: FlowScheduler, hands: Executor, concurrency: int) -> Non
         while running or (rounds.handlers and rounds.interrupt is None):
             while rounds.handlers and len(running) < concurrency and rounds.interrupt is None:
                 command, at = rounds.handlers.popleft()
-                running[pool.submit(copy_context().run, hands.invoke, command)] = at
+                running[pool.submit(copy_context().run, executor.invoke, command)] = at
             try:
                 ended = futures.wait(running, return_when=futures.FIRST_COMPLETED).done
             except BaseException as interrupt:  # noqa: BLE001 - raised by drive_many, once these handlers have ended
                 rounds.interrupt = rounds.interrupt or interrupt
                 continue
-            hands.refresh()
+            executor.refresh()
             for future in ended:
-                rounds.ran(running.pop(future), future.result())
+                rounds.end_handler(running.pop(future), future.result())
             rounds.land()
 
 
 async def adrive_many(
     flows: Sequence[Flow[Outcome[Any]]],
-    hands: AsyncExecutor,
+    executor: AsyncExecutor,
     concurrency: int,
-    told: Callable[[int, Any], object] | None = None,
+    on_outcome: Callable[[int, Any], object] | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Outcomes:
     """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early.
 
     `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
     """
-    rounds = FlowScheduler(flows, hands, told)
+    rounds = FlowScheduler(flows, executor, on_outcome)
     landed = asyncio.Event()
     loop, thread = asyncio.get_running_loop(), get_ident()
 
     def on_landed() -> None:
         if (
             get_ident() == thread
-        ):  # the loop is awake: to wake it by its socket would be a system call each time
+        ):  # the loop is awake: waking it through its socket would be a system call each time
             landed.set()
             return
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed, and has no waiters
             loop.call_soon_threadsafe(landed.set)
 
     rounds.on_landed = on_landed
     while rounds.busy:
         for fold in rounds.questions():
-            sent_at = hands.steady_s()
-            answers = await hands.channel.asend([slot.item for slot in fold.slots])
+            sent_at = executor.steady_s()
+            answers = await executor.channel.asend([slot.item for slot in fold.slots])
             if apart := rounds.advance_claimed(fold, answers, sent_at):
-                await hands.channel.asend(apart)
-        await _ainvoke_all(rounds, hands, concurrency, is_stopping)
+                await executor.channel.asend(apart)
+        await _ainvoke_all(rounds, executor, concurrency, is_stopping)
         if is_stopping():
             rounds.stop_waiting()
         await _aland(rounds, landed)
@@ -372,18 +372,18 @@ async def adrive_many(
             await asyncio.sleep(delay_s)
         for at, again in patient:
             rounds.advance(at, again)
-    await _afinish_alone(rounds, hands, is_stopping)
+    await _afinish_alone(rounds, executor, is_stopping)
     return rounds.outcomes
 
 
 async def _afinish_alone(
-    rounds: FlowScheduler, hands: AsyncExecutor, is_stopping: Callable[[], bool]
+    rounds: FlowScheduler, executor: AsyncExecutor, is_stopping: Callable[[], bool]
 ) -> None:
-    """Drive the flows that are left, one by one."""
+    """Drive the remaining flows one by one."""
     started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
     for flow, command, at in rounds.resume():
         try:
-            started.append((flow, await hands(command) if isinstance(command, Watch) else command, at))
+            started.append((flow, await executor(command) if isinstance(command, Watch) else command, at))
         except UsageError as error:
             rounds.end_refused(at, error)
     for flow, next_, at in started:
@@ -391,8 +391,8 @@ async def _afinish_alone(
             rounds.stop(at)
             continue
         try:
-            answer = await hands(next_) if isinstance(next_, Command) else next_
-            rounds.note_end(at, await adrive(flow, hands, answer))
+            answer = await executor(next_) if isinstance(next_, Command) else next_
+            rounds.note_end(at, await adrive(flow, executor, answer))
         except RecordCorrupt as error:
             rounds.note_end(at, Unavailable(error))
         except UsageError as error:
@@ -410,7 +410,7 @@ async def _aland(rounds: FlowScheduler, landed: "asyncio.Event") -> None:
 
 
 async def _ainvoke_all(
-    rounds: FlowScheduler, hands: AsyncExecutor, concurrency: int, is_stopping: Callable[[], bool]
+    rounds: FlowScheduler, executor: AsyncExecutor, concurrency: int, is_stopping: Callable[[], bool]
 ) -> None:
     async def work() -> None:
         while rounds.handlers and rounds.interrupt is None:
@@ -418,12 +418,12 @@ async def _ainvoke_all(
             if (
                 command.claim is not None and is_stopping()
             ):  # a dead letter, which is under no claim, still goes out
-                rounds.ran(at, Raised(NotStarted(), interrupted=True))
+                rounds.end_handler(at, Raised(NotStarted(), interrupted=True))
                 continue
-            ran = await hands.invoke(command)
+            ran = await executor.invoke(command)
             if not (isinstance(ran, Raised) and ran.interrupted):
-                await hands.refresh()
-            rounds.ran(at, ran)
+                await executor.refresh()
+            rounds.end_handler(at, ran)
             rounds.land()
 
     if concurrency == 1:

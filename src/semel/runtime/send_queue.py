@@ -1,4 +1,4 @@
-"""Calls to a store under way: queued, folded into batches, answered, and undone when nobody waits any more."""
+"""Pending calls to a store: queued, folded into batches, answered, and undone when the caller stops waiting."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ BATCH_MAX = 500
 """The knee of the curve on every store we measured: larger batches gain nothing and wait longer."""
 
 URGENT = frozenset((Settle, Renew))
-"""What ends or keeps a claim."""
+"""Items that end or renew a claim."""
 
 Callback: TypeAlias = Callable[[list[Answer]], None]
 OnStoreTime: TypeAlias = Callable[[float], None]
@@ -44,7 +44,7 @@ class Channel(Protocol):
     on_store_time: OnStoreTime | None
     """Called in the context of each `asend` with its part of the store's time, in seconds."""
     on_posted_time: OnPostedTime | None
-    """Called with the items of each `post` and their part of the store's time, in whichever thread has the answers."""
+    """Called with the items of each `post` and their part of the store's time, in the thread that has the answers."""
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Wait for the answers, in a thread."""
@@ -55,11 +55,11 @@ class Channel(Protocol):
         ...
 
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
-        """Have the items executed; `done` is called with the answers, in whichever thread has them."""
+        """Queue the items; `done` is called with the answers, in the thread that has them."""
         ...
 
     def close(self) -> None:
-        """Send what is queued, then stop. Idempotent."""
+        """Send queued items, then stop. Idempotent."""
         ...
 
 
@@ -67,7 +67,7 @@ class Channel(Protocol):
 
 
 class PendingCall:
-    """One caller's items under way. `finish` is called once, with all answers or an error."""
+    """One caller's pending items. `finish` is called once, with all answers or an error."""
 
     __slots__ = ("abandoned", "answers", "error", "finish", "items", "left", "store_s")
 
@@ -83,11 +83,11 @@ class PendingCall:
 
 
 def _by_future(_call: "PendingCall") -> None:
-    """Its waiter is woken by `resolve`."""
+    """Do nothing: `resolve` wakes the waiter."""
 
 
 class LoopCall(PendingCall):
-    """A call whose waiter sits in an event loop."""
+    """A call whose waiter is in an event loop."""
 
     __slots__ = ("future", "loop")
 
@@ -100,7 +100,7 @@ class LoopCall(PendingCall):
 
 
 class Singles(PendingCall):
-    """Single marks of many callers in an event loop: one item for all, and for each caller a future and no more."""
+    """Single marks of many callers in an event loop: one item for all, and only a future per caller."""
 
     __slots__ = ("futures", "keys")
 
@@ -111,7 +111,7 @@ class Singles(PendingCall):
 
 
 def _hand_out(call: PendingCall) -> None:
-    """Wake those who made the marks. Whoever left in the meantime is not told: a mark is not taken back."""
+    """Wake the callers of the marks, except those that stopped waiting: a mark is not undone."""
     assert isinstance(call, Singles)
     answer = call.answers[0]
     results = answer.firsts if isinstance(answer, Marked) else [answer] * len(call.futures)
@@ -125,7 +125,7 @@ def _hand_out(call: PendingCall) -> None:
 
 
 def finisher(done: Callback, on_posted_time: OnPostedTime | None) -> Callable[[PendingCall], None]:
-    """Hand a call's answers to `done`. Its errors end here: whoever delivers has others to serve."""
+    """Return a function that passes a call's answers to `done`. Logs its errors: the flusher must serve other calls."""
 
     def finish(call: PendingCall) -> None:
         error = call.error
@@ -134,13 +134,13 @@ def finisher(done: Callback, on_posted_time: OnPostedTime | None) -> Callable[[P
                 on_posted_time(call.items, call.store_s)
             done(call.answers if error is None else unreachable(call.items, StoreUnavailable(str(error))))
         except Exception:  # noqa: BLE001
-            logging.getLogger("semel").exception("the answers of a store could not be handed on")
+            logging.getLogger("semel").exception("the answers of a store could not be passed on")
 
     return finish
 
 
 def resolve(calls: list[LoopCall], channel: Channel) -> None:
-    """In the loop: wake the waiters; what a waiter no longer wants is undone."""
+    """Wake the waiters, in the loop; calls whose waiters have left are undone."""
     for call in calls:
         future = call.future
         if future.done():
@@ -149,20 +149,20 @@ def resolve(calls: list[LoopCall], channel: Channel) -> None:
             future.set_result(None)
 
 
-# --- everybody's items --------------------------------------------------------------------------
+# --- the items of all callers -------------------------------------------------------------------
 
 Taker: TypeAlias = tuple[PendingCall, int]
 
 
 class SendQueue:
-    """Entries waiting for the store: what ends or keeps claims goes before what makes new ones."""
+    """Items waiting for the store: items that end or renew claims go before those that make new ones."""
 
     def __init__(self) -> None:
         self.urgent: deque[tuple[Item, Taker]] = deque()
-        """Items that end or keep a claim; they leave first."""
+        """Items that end or renew a claim; they are sent first."""
         self.others: deque[tuple[Item, Taker]] = deque()
         self._singles: dict[tuple[str, str, int], Singles] = {}
-        """Those among the others that still take more."""
+        """Queued marks that still take more keys."""
 
     def __len__(self) -> int:
         return len(self.urgent) + len(self.others)
@@ -176,7 +176,7 @@ class SendQueue:
     def mark(
         self, tenant: str, consumer: str, window_us: int, key: str, future: "asyncio.Future[Any]"
     ) -> None:
-        """Queue one mark, with those of others that wait already."""
+        """Queue one mark together with the marks that already wait."""
         scope = (tenant, consumer, window_us)
         singles = self._singles.get(scope)
         if singles is None or len(singles.keys) >= BATCH_MAX:
@@ -186,7 +186,7 @@ class SendQueue:
         singles.futures.append(future)
 
     def take(self) -> Fold[Taker]:
-        """The next batch, folded; what cannot go with it goes first into the one after."""
+        """Return the next batch, folded; items that do not fit go first into the batch after it."""
         entries: list[tuple[Item, Taker]] = []
         room = BATCH_MAX
         for queue in (self.urgent, self.others):
@@ -205,9 +205,9 @@ class SendQueue:
 def spread(
     fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None, took_s: float
 ) -> list[PendingCall]:
-    """Hand the answers to their takers; returns the calls that now have all of theirs.
+    """Pass the answers to their calls. Returns the calls that now have all of their answers.
 
-    The time of a batch is divided among its items. A call in several batches pays by the last of them.
+    The time of a batch is divided among its items. A call in several batches gets the time of the last one.
     """
     finished: list[PendingCall] = []
     for (call, at), answer in fold.ready:
@@ -221,7 +221,7 @@ def spread(
             if view is not None and error is None:
                 try:
                     mine = view(answer)
-                except Exception as strange:  # noqa: BLE001 - an answer of the wrong shape is its caller's trouble
+                except Exception as strange:  # noqa: BLE001 - an answer of the wrong shape fails only its own call
                     trouble = strange
             if trouble is not None:
                 call.error = trouble
@@ -243,31 +243,31 @@ def require_all(answers: list[Answer], items: Sequence[Item]) -> list[Answer]:
 
 
 def unreachable(items: Sequence[Item], error: StoreUnavailable) -> list[Answer]:
-    """What the items get when the store cannot be reached."""
+    """Return the answers to items when the store cannot be reached."""
     return [Unavailable(error)] * len(items)
 
 
 def refuse(store: Store | AsyncStore, items: Sequence[Item]) -> None:
-    """After `close` only the ends of claims are let through: the store may still take them."""
+    """Raise the error for calls after `close()`, except for items that end claims: the store may still take them."""
     if not all(isinstance(item, Settle) for item in items):
         raise closed_error(store)
 
 
 def closed_error(store: Store | AsyncStore) -> StoreClosed:
-    """What is said to who comes after `close`."""
+    """Return the error for calls made after `close()`."""
     return StoreClosed(f"this client of {store.name} is closed; open a new one")
 
 
-# --- what nobody waits for any more -------------------------------------------------------------
+# --- calls without a waiter ---------------------------------------------------------------------
 
 
 def give_back(claim: Claim, fence: int) -> Settle:
-    """Release a claim whose handler never started: as if it had not been made."""
+    """Build the release of a claim whose handler never started; the attempt does not count."""
     return Settle(claim.id, claim.owner, fence, "released", lease_us=claim.lease_us, count_attempt=False)
 
 
 def undo(channel: Channel, call: PendingCall) -> None:
-    """The caller has left: give back what it was granted, and redo what got no answer."""
+    """Undo the call of a caller that has left: release granted claims, and repeat items without an answer."""
     items, call.items = call.items, ()
     answers, call.answers = call.answers, []
     if not items:
@@ -278,18 +278,18 @@ def undo(channel: Channel, call: PendingCall) -> None:
 
 
 def redo(channel: Channel, items: Sequence[Item]) -> None:
-    """Interrupted in mid-air: what ends or keeps a claim is said again, what makes one is undone."""
+    """Repair interrupted items: items that end or renew claims are sent again, claims are undone."""
     post_quietly(channel, [item for item in items if isinstance(item, Settle | Renew)])
     recall(channel, [item for item in items if isinstance(item, Claim)])
 
 
 def recall(channel: Channel, claims: Sequence[Claim]) -> None:
-    """Undo claims of which nobody knows whether they are ours: ask again with their owners, then give back."""
+    """Undo claims without an answer: claim again with the same owners, then release what is granted."""
     post_quietly(channel, claims, lambda answers: give_back_granted(channel, claims, answers))
 
 
 def give_back_granted(channel: Channel, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-    """Give back the claims among the items that were granted."""
+    """Release the claims among the items that were granted."""
     post_quietly(
         channel,
         [
@@ -301,11 +301,11 @@ def give_back_granted(channel: Channel, items: Sequence[Item], answers: Sequence
 
 
 def _nothing(_answers: list[Any]) -> None:
-    """Nobody waits for these answers."""
+    """Drop the answers: no caller waits for them."""
 
 
 def post_quietly(channel: Channel, items: Sequence[Item], done: Callback = _nothing) -> None:
-    """Have the items executed if the channel still takes them."""
+    """Queue the items if the channel still accepts them."""
     if items:
-        with suppress(StoreError):  # closed: the leases will end by themselves
+        with suppress(StoreError):  # closed: the leases end on their own
             channel.post(items, done)

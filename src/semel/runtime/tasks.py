@@ -7,14 +7,14 @@ from semel.runtime.process import asyncio
 __all__ = ["end_tasks"]
 
 AGAIN_S = 1.0
-"""How long a task that was cancelled has to let go of what it holds, before it is cancelled again."""
+"""How long a cancelled task has to close its resources, before it is cancelled again."""
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any] | None") -> None:
     """Cancel tasks and wait until each has ended; its errors are dropped. For loops that run until they are cancelled.
 
     One cancellation may be lost: a driver raises an error of its own in its place, or `wait_for` of Python 3.11 drops
-    it where its wait ends in the same turn of the loop. So it is repeated.
+    it if its wait ends in the same turn of the loop. So the cancellation is repeated.
     """
     left = {task for task in tasks if task is not None}
     while left:

@@ -1,4 +1,4 @@
-"""Options in the query of a URL: one reader and one wording of errors for stores, caches, sources and sinks."""
+"""Read the options in the query of a URL, with the same errors for stores, caches, sources and sinks."""
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -18,7 +18,7 @@ _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 
 
 def option_texts(url: str) -> dict[str, str]:
-    """The options of a URL as they are written. Raises `PolicyInvalid` for one that is there twice.
+    """Return the options of a URL as text. Raises `PolicyInvalid` for a repeated one.
 
     Errors name the scheme only: the rest of a URL may hold secrets.
     """
@@ -32,7 +32,7 @@ def option_texts(url: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, text in pairs:
         if name in texts:
-            raise _repeated(parts.scheme, name)
+            raise _repeated_error(parts.scheme, name)
         texts[name] = text
     return texts
 
@@ -44,7 +44,7 @@ def read_options(
     given: Mapping[str, Any] | None = None,
     others: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The options of a URL and those `given` by name, each converted to its kind in `kinds`.
+    """Return the options of a URL and those `given` by name, each converted to its kind in `kinds`.
 
     A kind is `bool`, `int`, `float`, a `Literal` of texts, or anything else for a text. `others`: names of texts that
     are allowed too, such as a driver's. Raises `PolicyInvalid` for an unknown, repeated or wrong option.
@@ -53,14 +53,14 @@ def read_options(
     check_names(scheme, [*texts, *given], kinds, others)
     for name in given:
         if name in texts:
-            raise _repeated(scheme, name)
+            raise _repeated_error(scheme, name)
     return {
         name: _convert(scheme, name, value, kinds.get(name)) for name, value in {**texts, **given}.items()
     }
 
 
 def struct_options(url: str, kind: type[AnyOptions], given: Mapping[str, Any] | None = None) -> AnyOptions:
-    """The options of a URL and those `given` by name, as a struct. Raises `PolicyInvalid`, also for a missing one."""
+    """Read the options of a URL and those `given` as a struct. Raises `PolicyInvalid`, also for a missing one."""
     known = fields(kind)
     options = read_options(url, {each.name: each.type for each in known}, given=given)
     for each in known:
@@ -72,7 +72,7 @@ def struct_options(url: str, kind: type[AnyOptions], given: Mapping[str, Any] | 
 def check_names(
     scheme: str, names: Iterable[str], known: Collection[str], others: Collection[str] = ()
 ) -> None:
-    """Raises `PolicyInvalid` for the first name that is neither `known` nor one of the `others`."""
+    """Raise `PolicyInvalid` for the first name that is neither `known` nor one of the `others`."""
     for name in names:
         if name not in known and name not in others:
             near = get_close_matches(name, (*known, *others), 1)
@@ -83,12 +83,12 @@ def check_names(
             )
 
 
-def _repeated(scheme: str, name: str) -> PolicyInvalid:
+def _repeated_error(scheme: str, name: str) -> PolicyInvalid:
     return PolicyInvalid(f"{scheme}: has the option {name} twice; give it once")
 
 
 def _convert(scheme: str, name: str, value: Any, kind: Any) -> Any:
-    """A text as what it means; values of other types were given by name and stay."""
+    """Convert a text to its kind; values of other types were given by name and stay."""
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value

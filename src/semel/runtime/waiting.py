@@ -1,6 +1,6 @@
 """Wait for another attempt to end: woken by the store's notification, by polling, or by the lease's end.
 
-Callers in one process who wait for the same record share one wait: one of them polls, they wake together,
+Callers in one process that wait for the same record share one wait: one of them polls, all wake together,
 and their next claims fold into one.
 """
 
@@ -20,28 +20,28 @@ POLL_FIRST_S = 0.005
 POLL_MAX_S = 0.25
 POLL_GROWTH = 1.5
 AFTER_LEASE_S = 0.001
-"""A little past the lease's end, so that the claim that follows finds it over."""
+"""Added to the lease's end, so that the following claim finds the lease ended."""
 
 
 class RecordWaiters:
-    """Everybody in this process who waits for one record."""
+    """All callers in this process that wait for one record."""
 
     def __init__(self) -> None:
         self.lock: Any = (
             RLock()
-        )  # a watch may be collected, and wake the others, while its own thread is in here
+        )  # a waiter may be collected, and wake the others, while its own thread is in here
         self.changes: int = 0
         self.watches: int = 0
         self.poll_s: float = POLL_FIRST_S
         self.poller: int = 0
-        """Who looks for all, by id; 0: nobody yet."""
+        """The id of the waiter that polls for all; 0: none yet."""
         self.bells: dict[int, Lock] = {}
-        """What wakes the threads that sleep here, by id."""
+        """Locks that wake the sleeping threads, by id."""
         self.futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
-        """What wakes the tasks that sleep here."""
+        """Futures that wake the sleeping tasks."""
 
     def wake(self) -> None:
-        """Something may have changed: everybody looks again."""
+        """Wake all waiters: the record may have changed."""
         with self.lock:
             self.changes += 1
             bells, self.bells = self.bells, {}
@@ -63,7 +63,7 @@ def _set(futures: "Iterable[asyncio.Future[None]]") -> None:
 
 
 class Waiter:
-    """One caller's place in a room. Changes after its making are never missed."""
+    """One caller that waits for a record. It never misses a change after its creation."""
 
     __slots__ = ("_leave", "deadline", "left", "room", "seen")
 
@@ -72,7 +72,7 @@ class Waiter:
         self.seen: int = room.changes
         self.deadline: float = deadline
         self.left: bool = True
-        """Whether nobody is there any more, or not yet."""
+        """Whether the caller has left, or has not entered yet."""
         self._leave = leave
 
     def leave(self) -> None:
@@ -81,11 +81,11 @@ class Waiter:
             self._leave(self)
 
     def __del__(self) -> None:
-        if hasattr(self, "_leave"):  # a caller who was interrupted in mid-wait leaves too
+        if hasattr(self, "_leave"):  # a caller that was interrupted while waiting leaves too
             self.leave()
 
     def has_changed(self) -> bool:
-        """Whether the record changed since the last look."""
+        """Whether the record changed since the last call."""
         seen, self.seen = self.seen, self.room.changes
         return seen != self.seen
 
@@ -110,26 +110,26 @@ class Watches:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """Nobody of the parent waits in the child."""
+        """Drop the parent's waiters."""
         self._lock = RLock()  # a watch may be collected while its own thread is in here
         self._listening = Lock()
         self._rooms: dict[Id, RecordWaiters] = {}
 
     def enter(self, record_id: Id, wait_s: float) -> Waiter:
-        """Listen from now on."""
+        """Add a waiter for a record; it sees all changes from now on."""
         if self._unsubscribe is None:
             self._listen()
         with self._lock:
             room = self._rooms.get(record_id) or RecordWaiters()
             watch = Waiter(room, self._steady_s() + wait_s, partial(self._leave, record_id))
-            # No call from here on: Ctrl-C finds either nobody in the room, or a watch that leaves it.
+            # No call from here on: Ctrl-C finds either no waiter here, or one that leaves when it is collected.
             self._rooms[record_id] = room
             room.watches += 1
             watch.left = False
             return watch
 
     def _listen(self) -> None:
-        # Under a lock of its own: the store takes its lock in here, and a watch may be collected under that one.
+        # Under a lock of its own: the store takes its lock in here, and a waiter may be collected under that one.
         with self._listening:
             if self._unsubscribe is None:
                 self._unsubscribe = self._subscribe(self._on_notification)
@@ -145,10 +145,10 @@ class Watches:
             watch.left = True
         if room.poller == id(watch):
             room.poller = 0
-            room.wake()  # one of the others must look from now on
+            room.wake()  # one of the others must poll from now on
 
     def sleep(self, watch: Waiter, retry_after_s: float) -> bool:
-        """Wait for a change, the next poll or the lease's end; `False` when the time to wait is over."""
+        """Wait for a change, the next poll or the lease's end. Returns `False` if the time to wait is over."""
         if watch.has_changed():
             return True
         now = self._steady_s()
@@ -168,7 +168,7 @@ class Watches:
         return True
 
     async def asleep(self, watch: Waiter, retry_after_s: float) -> bool:
-        """The same in an event loop."""
+        """Do the same in an event loop."""
         if watch.has_changed():
             return True
         now = self._steady_s()
@@ -191,7 +191,7 @@ class Watches:
         return True
 
     def close(self) -> None:
-        """Stop listening to the store, and send everybody to look again."""
+        """Stop listening to the store, and wake all waiters."""
         with self._listening:
             unsubscribe, self._unsubscribe = self._unsubscribe, None
         with self._lock:
@@ -208,8 +208,8 @@ class Watches:
 
     def _until(self, watch: Waiter, now: float, retry_after_s: float) -> float:
         until = min(watch.deadline, now + retry_after_s + AFTER_LEASE_S)
-        told_of_all = self._capabilities.notifies and not self._capabilities.shared
-        if not self.polling or told_of_all:
+        notified_of_all = self._capabilities.notifies and not self._capabilities.shared
+        if not self.polling or notified_of_all:
             return until
         room = watch.room
         with room.lock:

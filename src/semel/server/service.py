@@ -150,7 +150,10 @@ class Service:
         self.costs: Costs = Costs(settings.limits, clock)
         self.runtime.channel.on_store_time = self.costs.charge_store
         self.slow: SlowLane = SlowLane(
-            self.runtime.told, settings.store if store is None else "", told, settings.limits.answer_bytes_max
+            self.runtime.instrumented,
+            settings.store if store is None else "",
+            told,
+            settings.limits.answer_bytes_max,
         )
         self._growth = Growth(settings.limits, self.send)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
@@ -375,7 +378,7 @@ class Service:
         if is_independent(items):
             return await self.runtime.channel.asend(items)
         try:
-            return await send_to(self.runtime.told, items, self.costs.charge_store)
+            return await send_to(self.runtime.instrumented, items, self.costs.charge_store)
         except StoreUnavailable as error:
             return [Unavailable(error)] * len(items)
         except StoreError:

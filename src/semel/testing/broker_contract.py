@@ -39,7 +39,7 @@ async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
     keys = [f"k{n}" for n in range(50)]
     await scene.broker.send(sent(*keys))
     async with scene.running():
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "handled keys")
 
 
@@ -48,9 +48,9 @@ async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
     """The producer sent it again."""
     await scene.broker.send(sent("a", "b"))
     async with scene.running():
-        await scene.settled()
+        await scene.wait_until_settled()
         await scene.broker.send(sent("a", "a"))
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b"], "handled keys")
 
 
@@ -76,7 +76,7 @@ async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     await scene.broker.send(sent(*keys))
     await scene.deliver_to_the_dead(len(keys))
     async with scene.running(source=scene.broker.source(deadline_s=1.0)):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), keys, "handled keys")
 
 
@@ -86,11 +86,11 @@ async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
     held: list[int] = []
 
     async def handler(_message: Arrival) -> None:
-        held.append(await scene.broker.unsettled())
+        held.append(await scene.broker.count_unsettled())
 
     await scene.broker.send(sent("a"))
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(held, [1], "messages that the broker held while the handler ran")
 
 
@@ -105,7 +105,7 @@ async def a_failed_handler_is_tried_again(scene: Scene) -> None:
 
     await scene.broker.send(sent("a"))
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a", "a", "a"], "handled keys")
 
 
@@ -121,7 +121,7 @@ async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
 
     await scene.broker.send(sent("a"))
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     check(counts in ([0] * LOOKS_MAX, list(range(1, LOOKS_MAX + 1))), f"deliveries are counted: {counts}")
 
 
@@ -137,7 +137,7 @@ async def poison_goes_to_the_dead_letters_with_its_headers(scene: Scene) -> None
     await scene.broker.send([*sent("a", "b"), Sent("bad", b"bad"), *sent("c")])
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b", "c"], "handled keys")
     dead = await scene.broker.dead()
     equal([body for _, body in dead], [b"bad"], "the dead letters")
@@ -171,7 +171,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     source.dead_letter = watch  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     async with scene.running(handler, once=once, source=source):
-        await scene.settled()
+        await scene.wait_until_settled()
     record = await once.records.lookup("a")
     states.append("absent" if record is None else record.state)
     equal(
@@ -200,7 +200,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(retry_delay_s=1.0))
     async with scene.running(handler, once=once, source=source):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a", "a"], "handled keys")
     if source.redelivers:
         equal(len(times), 2, "number of deliveries")
@@ -214,7 +214,7 @@ async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None
     """No key is ever invented."""
     await scene.broker.send([Sent("", b"nobody"), *sent("a")])
     async with scene.running():
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a"], "handled keys")
     equal([body for _, body in await scene.broker.dead()], [b"nobody"], "the dead letters")
 
@@ -229,7 +229,7 @@ async def an_empty_body_arrives_as_it_was_sent(scene: Scene) -> None:
 
     await scene.broker.send([Sent("a", b"")])
     async with scene.running(handler):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(bodies, [b""], "the bodies")
 
 
@@ -241,7 +241,7 @@ async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) ->
     check(isinstance(claim, Claimed), "the other worker has the claim")
     await scene.broker.send(sent("a"))
     async with scene.running(once=once) as runner:
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a"], "handled keys")
     check(runner.counts.parked + runner.counts.returned <= LOOKS_MAX, "a busy message caused a busy loop")
 
@@ -256,7 +256,7 @@ async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
 
     await scene.broker.send(sent("a"))
     async with scene.running(handler, source=scene.broker.source(deadline_s=1.0)) as runner:
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a"], "handled keys")
     equal(runner.counts.received, 1, "number of deliveries")
 
@@ -286,7 +286,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
     equal(runner.counts.acked, len(scene.ran), "acknowledged messages")
     async with scene.running(once=once):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "handled keys")
 
 
@@ -297,7 +297,7 @@ async def two_runners_share_the_work(scene: Scene) -> None:
     await scene.broker.send(sent(*keys))
     once = scene.client()
     async with scene.running(once=once, batch=5), scene.running(once=once, batch=5):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "handled keys")
 
 
@@ -318,7 +318,7 @@ async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
         [each for n in range(6) for lane in lanes for each in sent(f"{lane}{n}", lane=lane)]
     )
     async with scene.running(handler, order=True):
-        await scene.settled()
+        await scene.wait_until_settled()
     for lane in lanes:
         equal([key for key in scene.ran if key[0] == lane], [f"{lane}{n}" for n in range(6)], f"lane {lane}")
 

@@ -62,7 +62,7 @@ async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **op
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
     equal(sorted(scene.ran), sorted(begun), "finished handlers are the started ones")
     async with scene.running(handler, **options):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), keys, "handled keys")
 
 
@@ -114,7 +114,7 @@ async def what_was_delivered_before_runs_alone(scene: Scene) -> None:
         await _send_to_the_dead(scene, keys, hang, once)
         calls.clear()
         async with scene.running(credit, once=once, source=scene.broker.source(deadline_s=1.0), many=True):
-            await scene.settled()
+            await scene.wait_until_settled()
     equal(sorted(calls), [["a"], ["b"], ["c"]], "the calls")
 
 
@@ -136,7 +136,7 @@ async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: 
         for _ in range(attempts):  # a worker that dies while it runs the message leaves this record
             check(isinstance(await Attempts(once).begin(killer), Attempt), "an attempt begins")
         async with scene.running(note, once=once, source=scene.broker.source(deadline_s=1.0)):
-            await scene.settled()
+            await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b"], "handled keys")
     [(headers, body)] = await scene.broker.dead()
     letter = letter_of(headers)
@@ -174,7 +174,7 @@ async def a_dead_letter_carries_the_last_error_of_the_handler(scene: Scene) -> N
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(max_attempts=2, retry_delay_s=0.05))
     async with scene.running(handler, once=once):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(scene.ran, ["a", "a"], "handled keys")
     [(headers, _)] = await scene.broker.dead()
     letter = letter_of(headers)
@@ -217,7 +217,7 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
     logging.getLogger("semel.runner").addHandler(log)
     try:
         async with scene.running(handler, once=once, source=source) as runner:
-            await scene.settled()
+            await scene.wait_until_settled()
     finally:
         logging.getLogger("semel.runner").removeHandler(log)
     equal(stuck, [1], "dead letters stuck before one was written")
@@ -250,7 +250,7 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once, source=source):
-        await scene.settled()
+        await scene.wait_until_settled()
     [(headers, body)] = await scene.broker.dead()
     letter = letter_of(headers)
     assert letter is not None
@@ -267,7 +267,7 @@ async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
     check(all(isinstance(claim, Claimed) for claim in claims), "the other worker has the claims")
     await scene.broker.send(sent("a", "a", "b", "c"))
     async with scene.running(once=once) as runner:
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b", "c"], "handled keys")
     received = runner.counts.received  # a broker may drop the copy itself
     found = [counts for part in tally.peek() for _, _, counts in part.consumers]

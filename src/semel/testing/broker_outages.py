@@ -78,7 +78,7 @@ class Outages:
         """Return a source at an address where nobody listens, or `None` to skip the scenario."""
         return None
 
-    def refused(self) -> Sequence[Source]:
+    def refused_sources(self) -> Sequence[Source]:
         """Return sources that the broker always refuses: wrong credentials, a missing queue or stream."""
         return ()
 
@@ -94,7 +94,7 @@ class Outages:
 
     def test_a_permanent_refusal_ends_the_runner(self) -> None:
         """Wrong credentials, or no such queue: the runner ends with the reason instead of trying for ever."""
-        for source in self.refused():
+        for source in self.refused_sources():
             asyncio.run(_refusal(source))
 
     def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_quick(self) -> None:
@@ -148,7 +148,7 @@ async def _outage_in_the_middle(broker: CutOffBroker) -> None:
             await asyncio.sleep(QUIET_S)
             equal(len(reports.of(name)), 1, f"lines about the outage: {reports.lines}")
             await broker.reconnect()
-            await scene.settled()
+            await scene.wait_until_settled()
     equal(sorted(scene.ran), KEYS, "handled keys")
     equal(len(reports.of(name)), 2, f"lines about the outage and its end: {reports.lines}")
     check(len(reports.lines) <= LINES_MAX, f"lines, those of the client library included: {reports.lines}")
@@ -164,7 +164,7 @@ async def _stop_in_an_outage(broker: CutOffBroker) -> None:
     check(took_s < STOPPED_WITHIN_S, f"a stop took {took_s:.1f} s while the broker was away")
     await broker.reconnect()
     async with scene.running(source=broker.source(deadline_s=1.0)):
-        await scene.settled()
+        await scene.wait_until_settled()
     equal(sorted(scene.ran), KEYS, "handled keys")
 
 

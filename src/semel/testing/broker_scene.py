@@ -49,7 +49,7 @@ class Broker(Protocol):
         """Return another consumer of the same group, not yet open; `deadline_s` applies if the broker has deadlines."""
         ...
 
-    async def unsettled(self) -> int:
+    async def count_unsettled(self) -> int:
         """Return how many messages of the group the broker still holds unacknowledged."""
         ...
 
@@ -89,10 +89,10 @@ class Scene:
         """Note that the message's handler ran."""
         self.ran.append(bytes(message.body).decode())
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the broker holds no message any more."""
         async with asyncio.timeout(WITHIN_S):
-            while await self.broker.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
+            while await self.broker.count_unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
                 await asyncio.sleep(0.02)
 
     async def deliver_to_the_dead(self, count: int) -> list[Arrival]:

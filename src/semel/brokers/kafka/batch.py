@@ -18,7 +18,7 @@ from semel.core.backoff import backoff_s
 from semel.runtime.process import asyncio
 from semel.types import Delivery, Lost, Renewed, SettleAnswer, Unavailable
 
-__all__ = ["Backlog", "Piece", "TransactionClaims", "cut", "parts_of"]
+__all__ = ["Backlog", "Piece", "TransactionClaims", "hold_back", "parts_of"]
 
 
 class Piece(msgspec.Struct, eq=False):
@@ -66,7 +66,7 @@ class Piece(msgspec.Struct, eq=False):
         self.sends = ()
 
 
-def cut(pieces: Sequence[Piece]) -> None:
+def hold_back(pieces: Sequence[Piece]) -> None:
     """Hold back the records behind one that does not go, and its copies."""
     stopped: set[Where] = set()
     before = -1
@@ -134,15 +134,15 @@ class Backlog:
         return [lane for lane in self._lanes.values() if lane.pieces and lane.due_at <= now]
 
     def ready(self) -> int:
-        """How many records may go now."""
+        """Return how many records may go now."""
         return sum(len(lane.pieces) for lane in self._ready())
 
     def next_at(self) -> float | None:
-        """When the next partition that waits is due."""
+        """Return when the next waiting partition is due; `None` if none has records."""
         return min((lane.due_at for lane in self._lanes.values() if lane.pieces), default=None)
 
     def full_partitions(self, most: int) -> frozenset[Where]:
-        """The partitions that wait with so many records that no more should be received from them."""
+        """Return the waiting partitions that have `most` pending records or more: receive no more from them."""
         now = monotonic()
         return frozenset(
             where for where, lane in self._lanes.items() if lane.due_at > now and len(lane.pieces) >= most
@@ -177,7 +177,7 @@ class Backlog:
                 lane.pieces.popleft()
 
     def postpone(self, pieces: Sequence[Piece]) -> None:
-        """Let each partition wait as long as the first of its records that did not go."""
+        """Delay each partition until the retry of its first record that did not go."""
         seen: set[Where] = set()
         for piece in pieces:
             if piece.again_s is not None and piece.where not in seen:
@@ -199,7 +199,7 @@ _log = logging.getLogger("semel.kafka")
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 
-Tell = Callable[[Sequence[Claimed]], Awaitable[list[SettleAnswer]]]
+SettleCall = Callable[[Sequence[Claimed]], Awaitable[list[SettleAnswer]]]
 
 
 class TransactionClaims:
@@ -214,7 +214,7 @@ class TransactionClaims:
         deliver.keep(claim)
 
     async def check(self, pieces: Sequence[Piece], outage_s: Callable[[BaseException], float]) -> None:
-        """Check the claims before writing: a process that was paused past its lease does not know it."""
+        """Check the claims before the commit: a process that was paused past its lease does not know it."""
         late = [
             (piece, piece.claim)
             for piece in pieces
@@ -227,7 +227,7 @@ class TransactionClaims:
             if isinstance(answer, Renewed):
                 continue
             piece.again_s = outage_s(answer.error) if isinstance(answer, Unavailable) else 0.0
-            self.forsake([piece])
+            self.drop([piece])
 
     async def settle(self, committed: Sequence[Piece], hurried: Callable[[], bool]) -> int:
         """Complete committed records, or fail dead-lettered ones. Returns how many could not be recorded."""
@@ -243,14 +243,16 @@ class TransactionClaims:
         async def fail(claims: Sequence[Claimed]) -> list[SettleAnswer]:
             return await self._once.fail_many(claims, [errors[id(claim)] for claim in claims])
 
-        unheard = await self._tell(done, self._once.complete_many, hurried)
-        return unheard + await self._tell([claim for claim, _ in failed], fail, hurried)
+        unrecorded = await self._settle(done, self._once.complete_many, hurried)
+        return unrecorded + await self._settle([claim for claim, _ in failed], fail, hurried)
 
-    async def _tell(self, claims: Sequence[Claimed], tell: Tell, hurried: Callable[[], bool]) -> int:
+    async def _settle(
+        self, claims: Sequence[Claimed], settle: SettleCall, hurried: Callable[[], bool]
+    ) -> int:
         """Retry settlements while the store is unavailable, until the claims end: the effect has happened."""
-        tries = unheard = 0
+        tries = unrecorded = 0
         while claims:
-            verdicts = await tell(claims)
+            verdicts = await settle(claims)
             lost = sum(isinstance(verdict, Lost) for verdict in verdicts)
             if lost:
                 _log.warning("%d committed keys were claimed by others meanwhile", lost)
@@ -259,12 +261,12 @@ class TransactionClaims:
             ended = [claim for claim in claims if claim.deadline_s <= 0 or hurried()]
             for claim in ended:
                 deliver.drop(claim)
-            unheard += len(ended)
+            unrecorded += len(ended)
             claims = [claim for claim in claims if claim not in ended]
             if claims:
                 await asyncio.sleep(backoff_s(tries, RETRY_FIRST_S, RETRY_MAX_S))
                 tries += 1
-        return unheard
+        return unrecorded
 
     async def give_back(self, pieces: Sequence[Piece]) -> None:
         """Release the claims of records that did not go; only a failed attempt counts."""
@@ -275,9 +277,9 @@ class TransactionClaims:
         for (delay_s, counts), claims in groups.items():
             await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts)
             for claim in claims:
-                deliver.drop(claim)  # without an answer the lease ends by itself
+                deliver.drop(claim)  # without an answer the lease ends on its own
 
-    def forsake(self, pieces: Sequence[Piece]) -> None:
+    def drop(self, pieces: Sequence[Piece]) -> None:
         """Stop renewing claims that are lost, or whose transaction has an unknown end: their leases end."""
         for piece in pieces:
             if piece.claim is not None:

@@ -1,4 +1,4 @@
-"""Which offset of a partition may be committed: the first one that is not done, and never one beyond it."""
+"""Find the offset of a partition to commit: the first one that is not done, and never one beyond it."""
 
 from collections import OrderedDict
 

@@ -74,7 +74,7 @@ class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def client(self, servers: str) -> dict[str, Any]:
         """Return the configuration of every client of this broker."""
-        said = {
+        settings = {
             "bootstrap.servers": servers,
             "security.protocol": self.security,
             "sasl.mechanism": self.mechanism,
@@ -82,7 +82,7 @@ class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
             "sasl.password": self.password,
             "ssl.ca.location": self.ca_file,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in settings.items() if value}
 
 
 AnyOptions = TypeVar("AnyOptions", bound=KafkaOptions)
@@ -401,9 +401,9 @@ class KafkaSource:
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
         """Return the oldest dead letters that were not removed."""
-        return await self._in_thread(self._dig, limit)
+        return await self._in_thread(self._read_letters, limit)
 
-    def _dig(self, limit: int) -> list[DeadLetter]:
+    def _read_letters(self, limit: int) -> list[DeadLetter]:
         config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
         config |= {"enable.auto.commit": False, "enable.partition.eof": True}
         reader = Consumer(config, logger=CLIENT_LOG)

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from semel.brokers.dead_letters import DeadLetters, headers_of, letter_for
 from semel.brokers.failure_log import FailureLog
 from semel.brokers.handling import call_of
-from semel.brokers.kafka.batch import Backlog, Piece, TransactionClaims, cut, parts_of
+from semel.brokers.kafka.batch import Backlog, Piece, TransactionClaims, hold_back, parts_of
 from semel.brokers.kafka.sending import is_too_large
 from semel.brokers.kafka.source import place_of
 from semel.brokers.kafka.transactor import (
@@ -165,12 +165,12 @@ class KafkaTransaction:
             piece.number = number
         try:
             await self._claim(pieces)
-            cut(pieces)
+            hold_back(pieces)
             await self._handle(pieces)
-            cut(pieces)
+            hold_back(pieces)
             await self._finish(pieces)
         except BaseException:
-            self._holdings.forsake(pieces)
+            self._holdings.drop(pieces)
             raise
 
     async def _finish(self, pieces: Sequence[Piece]) -> None:
@@ -350,7 +350,7 @@ class KafkaTransaction:
         if isinstance(ran, Raised):
             if ran.lost:
                 piece.again_s = 0.0
-                self._holdings.forsake([piece])
+                self._holdings.drop([piece])
             else:
                 self._handle_error(piece, ran.error)
             return
@@ -411,11 +411,11 @@ class KafkaTransaction:
 
     def _send_letter(self, piece: Piece, letter: DeadLetterInfo) -> None:
         arrival = piece.arrival
-        story = [(name, value.encode()) for name, value in headers_of(letter).items()]
+        information = [(name, value.encode()) for name, value in headers_of(letter).items()]
         topic, body = self.source.dead_letter_name(piece.where[0]), None if letter.body_at else arrival.body
         piece.letter = letter
         piece.sends = [
-            ProducedMessage(piece.number, topic, piece.place.key, body, [*arrival.headers, *story])
+            ProducedMessage(piece.number, topic, piece.place.key, body, [*arrival.headers, *information])
         ]
 
     # --- commit, then complete ---
@@ -425,7 +425,7 @@ class KafkaTransaction:
         tries = 0
         while True:
             await self._holdings.check(pieces, self._outage_s)
-            cut(pieces)
+            hold_back(pieces)
             parts = parts_of(pieces)
             if not parts:
                 return ()

@@ -170,8 +170,8 @@ class TransactionOptions(KafkaOptions, frozen=True, kw_only=True):
     """Options in the URL."""
 
     transactional_id: str = ""
-    """Of this one instance, never shared: of two with the same id the older is fenced. By default a new one for each
-    process; a stable one (a pod's ordinal) ends at its start what its predecessor left open."""
+    """The id of this one instance, never shared: of two with the same id the older is fenced. By default a new one for
+    each process; an instance with a stable id (a pod's ordinal) at its start ends an earlier open transaction."""
     transaction_s: float = 10.0
     """The timeout after which the broker aborts a dead instance's transaction, which blocks readers until then."""
 

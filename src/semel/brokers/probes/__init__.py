@@ -19,9 +19,9 @@ _LOOKS: dict[str, str] = {
 
 
 async def look_at(url: str) -> SourceFacts:
-    """What the broker says about the source that a URL names; the URL is that of `source_for`.
+    """Return the broker's facts about the source of a URL; the URL is that of `source_for`.
 
-    Raises `UsageError` for a source that is not there, and `SourceUnavailable` for a broker that does not answer.
+    Raises `UsageError` for a missing source, and `SourceUnavailable` for a broker that does not answer.
     """
     facts: SourceFacts = await load_scheme_function(url, _LOOKS)(url)
     return facts

@@ -1,4 +1,4 @@
-"""A Kafka topic: retention, compaction, replicas; and the patience of its group."""
+"""Probe a Kafka topic: retention, compaction, replicas; and the poll interval of its group."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ ASK_S = 10.0
 
 
 async def look(url: str) -> SourceFacts:
-    """Two questions to the brokers; no group is joined."""
+    """Read the facts with two requests to the brokers; no group is joined."""
     servers, options = place_of(url, KafkaOptions)
     return await asyncio.to_thread(_look, servers, options)
 

@@ -1,4 +1,4 @@
-"""A JetStream stream and its consumer: max_age, ack_wait, max_deliver, storage."""
+"""Probe a JetStream stream and its consumer: max_age, ack_wait, max_deliver, storage."""
 
 from math import inf
 from typing import Any
@@ -13,7 +13,7 @@ from semel.observe.probes import SourceFacts
 
 
 async def look(url: str) -> SourceFacts:
-    """One connection, two questions."""
+    """Read the facts with one connection and two requests."""
     source = from_url(url)
     try:
         line = await connect(source.server)
@@ -51,7 +51,7 @@ async def _look(line: Any, name: str, options: NatsOptions) -> SourceFacts:
             Weakness(
                 f"{name} keeps its messages in memory: when the server ends they are lost, and their events never run.",
                 breaks=True,
-                fix=f"nats stream edit does not change storage: make {options.stream} anew with --storage file",
+                fix=f"nats stream edit does not change storage: create {options.stream} again with --storage file",
             )
         )
     return SourceFacts(

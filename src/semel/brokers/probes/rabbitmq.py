@@ -1,4 +1,4 @@
-"""A RabbitMQ queue: what AMQP tells, and the rest from the management API where the URL names it."""
+"""Probe a RabbitMQ queue: over AMQP, and through the management API if the URL names it."""
 
 import asyncio
 from base64 import b64encode
@@ -20,14 +20,14 @@ from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
 
 CONSUMER_TIMEOUT_S = 1800.0
-"""How long the server waits for an ack before it closes the channel, unless it was told otherwise: its default."""
+"""The server's default for how long it waits for an ack before it closes the channel."""
 LIMITED_SINCE, DELIVERIES_MAX = 4, 20
-"""Since this version a quorum queue gives a message up after so many deliveries, unless it was told otherwise."""
+"""Since this version a quorum queue gives a message up after this number of deliveries, unless configured otherwise."""
 ANSWER_BYTES_MAX = 1 << 20
 
 
 async def look(url: str) -> SourceFacts:
-    """A passive declaration, which declares nothing; and one request to the management API."""
+    """Read the facts with a passive declaration, which declares nothing, and one request to the management API."""
     source = from_url(url)
     try:
         line = await aio_pika.connect(source.server, timeout=CONNECT_S)
@@ -56,7 +56,7 @@ async def look(url: str) -> SourceFacts:
 
 
 async def _waiting(line: Any, queue: str) -> int | None:
-    """How many messages wait; `None`: there is no such queue."""
+    """Return how many messages wait; `None`: there is no such queue."""
     channel = await line.channel()
     try:
         found = await channel.declare_queue(queue, passive=True)
@@ -67,15 +67,15 @@ async def _waiting(line: Any, queue: str) -> int | None:
 
 def _not_asked(name: str) -> Weakness:
     return Weakness(
-        f"How long {name} may send again, how often, and whether it lasts cannot be asked over AMQP: it may"
+        f"How long {name} may send again, how often, and whether it lasts cannot be read over AMQP: it may"
         " be more than the window.",
         fix="add management=http://HOST:15672 to its URL, or say it to `semel explain --redelivers-for`",
     )
 
 
 def _version(line: Any) -> str:
-    said = getattr(line.transport.connection, "server_properties", None) or {}
-    version = said.get("version", "")
+    properties = getattr(line.transport.connection, "server_properties", None) or {}
+    version = properties.get("version", "")
     return f"RabbitMQ {version.decode() if isinstance(version, bytes) else version}".strip()
 
 
@@ -85,18 +85,18 @@ def _major(version: str) -> int:
 
 
 def _queue_in_management(source: RabbitQueue) -> Mapping[str, Any]:
-    """The queue as the management API shows it, under the user of the AMQP URL."""
+    """Return the queue from the management API, read as the user of the AMQP URL."""
     parts = urlsplit(source.server)
     host = quote(unquote(parts.path.removeprefix("/")) or "/", safe="")
     place = (
         f"{source.options.management.rstrip('/')}/api/queues/{host}/{quote(source.options.queue, safe='')}"
     )
     user = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
-    asked = Request(place, headers={"Authorization": f"Basic {b64encode(user.encode()).decode()}"})  # noqa: S310 - http, checked with the options
+    request = Request(place, headers={"Authorization": f"Basic {b64encode(user.encode()).decode()}"})  # noqa: S310 - http, checked with the options
     try:
-        with urlopen(asked, timeout=CONNECT_S) as answer:  # noqa: S310 - as above
-            told: Mapping[str, Any] = msgspec.json.decode(answer.read(ANSWER_BYTES_MAX))
-            return told
+        with urlopen(request, timeout=CONNECT_S) as answer:  # noqa: S310 - as above
+            queue: Mapping[str, Any] = msgspec.json.decode(answer.read(ANSWER_BYTES_MAX))
+            return queue
     except HTTPError as error:
         raise UsageError(
             f"the management API answers {error.code} for {source.name}: {error.reason}"
@@ -105,22 +105,22 @@ def _queue_in_management(source: RabbitQueue) -> Mapping[str, Any]:
         raise SourceUnavailable(f"{source.options.management} does not answer: {error}") from error
 
 
-def _facts(name: str, version: str, told: Mapping[str, Any]) -> SourceFacts:
-    policy: Mapping[str, Any] = told.get("effective_policy_definition") or {}
-    arguments: Mapping[str, Any] = told.get("arguments") or {}
+def _facts(name: str, version: str, queue: Mapping[str, Any]) -> SourceFacts:
+    policy: Mapping[str, Any] = queue.get("effective_policy_definition") or {}
+    arguments: Mapping[str, Any] = queue.get("arguments") or {}
 
     def limit(setting: str) -> Any:
-        """Of the queue's argument and its policy, the lower one, as the server decides."""
+        """Return the lower of the queue's argument and its policy, as the server does."""
         given = [each for each in (arguments.get(f"x-{setting}"), policy.get(setting)) if each is not None]
         return (
             min(given) if given and all(isinstance(each, int) for each in given) else next(iter(given), None)
         )
 
     lasting_ms, patience_ms = limit("message-ttl"), limit("consumer-timeout")
-    durable = bool(told.get("durable")) and not told.get("exclusive")
+    durable = bool(queue.get("durable")) and not queue.get("exclusive")
     buries = limit("dead-letter-routing-key") or limit("dead-letter-exchange")
     allowed = limit("delivery-limit")
-    if allowed is None and told.get("type") == "quorum" and _major(version) >= LIMITED_SINCE:
+    if allowed is None and queue.get("type") == "quorum" and _major(version) >= LIMITED_SINCE:
         allowed = DELIVERIES_MAX
     return SourceFacts(
         name=name,
@@ -135,8 +135,8 @@ def _facts(name: str, version: str, told: Mapping[str, Any]) -> SourceFacts:
         weaknesses=tuple(
             _of_queue(name, durable=durable, longest=limit("max-length"), overflow=limit("overflow"))
         ),
-        waiting=told.get("messages_ready"),
-        in_hand=told.get("messages_unacknowledged"),
+        waiting=queue.get("messages_ready"),
+        in_hand=queue.get("messages_unacknowledged"),
     )
 
 
@@ -151,5 +151,5 @@ def _of_queue(name: str, *, durable: bool, longest: Any, overflow: Any) -> Itera
         yield Weakness(
             f"The queue of {name} drops its oldest messages beyond {longest:,} (max-length): their events never run.",
             breaks=True,
-            fix="overflow=reject-publish, so that producers are told",
+            fix="overflow=reject-publish, so that producers get an error",
         )

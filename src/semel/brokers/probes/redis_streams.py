@@ -1,4 +1,4 @@
-"""A stream of Redis and its group: idle time, persistence, eviction, a time to live."""
+"""Probe a Redis stream and its group: idle time, persistence, eviction, time to live."""
 
 from collections.abc import Iterator
 from math import inf
@@ -15,7 +15,7 @@ from semel.stores.redis.server_checks import version_text
 
 
 async def look(url: str) -> SourceFacts:
-    """One connection; the group is not made."""
+    """Read the facts with one connection; the group is not created."""
     server, options = place_of(url)
     name = RedisStream(server, options).name
     line = Redis.from_url(server, decode_responses=True)
@@ -60,7 +60,7 @@ async def _look(line: Any, name: str, options: RedisStreamsOptions) -> SourceFac
 
 
 def _evicts(info: dict[str, Any], lasting_ms: int) -> bool:
-    """Whether a full server may drop the stream; volatile policies drop what has a time to live."""
+    """Whether a full server may drop the stream; volatile policies drop keys with a time to live."""
     policy = str(info.get("maxmemory_policy", "noeviction"))
     return policy.startswith("allkeys") or (policy.startswith("volatile") and lasting_ms > 0)
 

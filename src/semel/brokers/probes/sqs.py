@@ -1,4 +1,4 @@
-"""An SQS queue: visibility, retention, redrive, and ids made from the content."""
+"""Probe an SQS queue: visibility, retention, redrive, and content-based ids."""
 
 from collections.abc import Mapping
 
@@ -10,16 +10,16 @@ from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
 
 DEDUPE_S = 300.0
-"""How long a queue with an order of its own drops an id that it has seen: the service's fixed five minutes."""
+"""How long a FIFO queue drops a repeated id: the service's fixed five minutes."""
 
 
 async def look(url: str) -> SourceFacts:
-    """Two calls, and one for each queue of dead letters."""
+    """Read the facts with two calls, and one for each dead-letter queue."""
     source = from_url(url)
     try:
         await source.visit()
-        said = await source.attributes()
-        redrive = msgspec.json.decode(said.get("RedrivePolicy") or "{}")
+        attributes = await source.attributes()
+        redrive = msgspec.json.decode(attributes.get("RedrivePolicy") or "{}")
         target = str(redrive.get("deadLetterTargetArn", "")).rpartition(":")[2]
         kept_s = [
             lasting_s
@@ -28,24 +28,24 @@ async def look(url: str) -> SourceFacts:
         ]
     finally:
         await source.close()
-    fifo = said.get("FifoQueue") == "true"
+    fifo = attributes.get("FifoQueue") == "true"
     return SourceFacts(
         name=source.name,
         version="SQS",
         deadline_s=source.deadline_s,
         deadline_name="the visibility timeout that semel asks for, deadline_s in the URL",
-        horizon_s=_retention_s(said),
+        horizon_s=_retention_s(attributes),
         horizon_name="the queue's MessageRetentionPeriod",
         redrive_s=max(kept_s, default=None),
         redrive_name="MessageRetentionPeriod of the queue of dead letters",
         deliveries_max=int(redrive["maxReceiveCount"]) if redrive else None,
         buries=target,
         dedupe_s=DEDUPE_S if fifo else None,
-        content_ids=said.get("ContentBasedDeduplication") == "true",
+        content_ids=attributes.get("ContentBasedDeduplication") == "true",
         durable=True,
-        weaknesses=tuple(_of_queue(source, said)),
-        waiting=int(said.get("ApproximateNumberOfMessages", 0)),
-        in_hand=int(said.get("ApproximateNumberOfMessagesNotVisible", 0)),
+        weaknesses=tuple(_of_queue(source, attributes)),
+        waiting=int(attributes.get("ApproximateNumberOfMessages", 0)),
+        in_hand=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
     )
 
 
@@ -56,14 +56,14 @@ async def _attributes_of(source: SqsQueue, queue: str) -> Mapping[str, str]:
         return {}
 
 
-def _retention_s(said: Mapping[str, str]) -> float | None:
-    """How long a queue keeps a message; AWS always says it, servers that stand in for it may not."""
-    lasting = said.get("MessageRetentionPeriod")
+def _retention_s(attributes: Mapping[str, str]) -> float | None:
+    """Return how long a queue keeps a message; AWS always reports it, compatible servers may not."""
+    lasting = attributes.get("MessageRetentionPeriod")
     return None if lasting is None else float(lasting)
 
 
-def _of_queue(source: SqsQueue, said: Mapping[str, str]) -> list[Weakness]:
-    own_s = float(said["VisibilityTimeout"])
+def _of_queue(source: SqsQueue, attributes: Mapping[str, str]) -> list[Weakness]:
+    own_s = float(attributes["VisibilityTimeout"])
     if own_s >= source.deadline_s:
         return []
     return [
