@@ -75,7 +75,7 @@ check: lint types ## Lint, type and run the fast tests that need no server
 
 .PHONY: test
 test: lint types ## Lint, type, install the programs that tests use, and run every test
-	$(PYTEST) --install --hypothesis-profile=ci --durations=15
+	$(PYTEST) -p tests.measure_coverage --install --hypothesis-profile=ci --durations=15
 
 .PHONY: soak
 soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills

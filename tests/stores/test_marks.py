@@ -146,9 +146,13 @@ def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
     for _ in range(3000):
         mark(f"key {next(numbers)}")
 
+    others: list[threading.Thread] = []
+
     def intrude(phase: str, _info: object) -> None:
         if phase == "start" and next(intrusions) < 5:
-            mark(f"key {next(numbers)}")
+            others.append(threading.Thread(target=mark, args=(f"key {next(numbers)}",)))
+            others[-1].start()
+            others[-1].join(0.1)  # now and then a mark waits until the look at all has ended
 
     intrusions, threshold = count(), gc.get_threshold()
     gc.callbacks.append(intrude)
@@ -158,6 +162,8 @@ def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
     finally:
         gc.callbacks.remove(intrude)
         gc.set_threshold(*threshold)
+    for other in others:
+        other.join()
     assert next(intrusions) > 0
     assert not any(mark(f"key {number}") for number in range(3000))
 
