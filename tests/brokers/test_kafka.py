@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import semel
 from semel.brokers import Arrival, Runner, Source
 from semel.brokers.kafka.client import CLIENT_LOG
 from semel.brokers.kafka.offsets import Offsets
-from semel.brokers.kafka.source import from_url
+from semel.brokers.kafka.source import KafkaSource, from_url
 from semel.errors import Fenced
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Scene, Sent
@@ -149,6 +150,33 @@ def on_topic(scene_of: Any) -> None:
         await topic.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_a_close_that_nobody_waits_for_still_ends_the_client() -> None:
+    """Its thread is busy for longer than a stop waits. What is left to the garbage collector may never end."""
+
+    async def scene_of(topic: Topic) -> None:
+        source = from_url(topic.url)
+        assert isinstance(source, KafkaSource)
+        await source.open()
+        client, busy = source._consumer, threading.Event()
+        assert source._thread is not None
+        source._thread.submit(busy.wait)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(source.close(), 0.05)
+        busy.set()
+
+        def is_closed() -> bool:
+            try:
+                client.memberid()
+            except RuntimeError:  # Consumer closed
+                return True
+            return False
+
+        await until(is_closed)
+
+    on_topic(scene_of)
 
 
 @pytest.mark.slow

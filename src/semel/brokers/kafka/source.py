@@ -227,7 +227,7 @@ class KafkaSource:
 
     def _on_revoke(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         """Release partitions. Running handlers finish under their claims; others find the keys done or busy."""
-        self._commit()
+        self._commit(consumer)
         self._let_go(partitions)
         consumer.incremental_unassign(partitions)
 
@@ -254,7 +254,7 @@ class KafkaSource:
 
     def _consume(self, limit: int, wait_s: float) -> list[Message]:
         self._polled_at = monotonic()
-        self._commit()
+        self._commit(self._consumer)
         self._dead_topics.make_missing()
         found: list[Message] = self._consumer.consume(1, wait_s)
         self._errors.check(self.name)
@@ -308,20 +308,20 @@ class KafkaSource:
             if self._offsets.get(place.where) is place.offsets:
                 self._complete(place.where, place.offset)
         if self._ready:
-            await self._in_thread(self._commit)
+            await self._in_thread(self._commit, self._consumer)
 
     def _complete(self, where: tuple[str, int], offset: int) -> None:
         position = self._offsets[where].complete(offset)
         if position is not None:
             self._ready[where] = position
 
-    def _commit(self) -> None:
+    def _commit(self, consumer: Any) -> None:
         """Commit ready positions; refused ones stay for the next turn."""
         ready = dict(self._ready)
-        if not ready or self._errors.brokers_down or self._consumer is None:
+        if not ready or self._errors.brokers_down or consumer is None:
             return
         try:
-            self._consumer.commit(
+            consumer.commit(
                 offsets=[TopicPartition(*where, position) for where, position in ready.items()],
                 asynchronous=False,
             )
@@ -445,26 +445,42 @@ class KafkaSource:
         )
 
     async def close(self) -> None:
-        """Leave the group, so that others have the partitions at once."""
+        """Leave the group, so that others have the partitions at once.
+
+        The thread leaves also if this is cancelled, and however long its present call takes.
+        """
         thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        left = asyncio.wrap_future(thread.submit(self._leave))
+        left.add_done_callback(_retrieve)
+        thread.shutdown(wait=False)
+        await asyncio.shield(left)
+
+    def _leave(self) -> None:
+        """Leave the group and end the clients, in their own thread.
+
+        The garbage collector must not end a client: where it does, in the event loop or in a callback of that client,
+        it may wait for itself for ever.
+        """
+        consumer, self._consumer = self._consumer, None
         try:
-            if self._consumer is not None and thread is not None:
-                await asyncio.get_running_loop().run_in_executor(thread, self._leave, self._consumer)
-        finally:  # also after the timeout of the close
-            if thread is not None:
-                thread.shutdown(wait=False)
-            self._consumer = None
+            self._commit(consumer)
+        finally:
+            if consumer is not None:
+                # It may raise SystemError after a callback of a failed transaction; it has left the group by then.
+                with suppress(SystemError):
+                    consumer.close()
+            self._sender = None
             self._offsets.clear()
             self._read_up.clear()
             self._joined = self._subscribed = False
 
-    def _leave(self, consumer: Any) -> None:
-        try:
-            self._commit()
-        finally:
-            # The client may raise SystemError after a callback of a failed transaction; it has left the group by then.
-            with suppress(SystemError):
-                consumer.close()
+
+def _retrieve(left: "asyncio.Future[None]") -> None:
+    """Retrieve the error of a close that nobody waits for, so that it is not logged as forgotten."""
+    if not left.cancelled():
+        left.exception()
 
 
 class RecordPosition(msgspec.Struct, frozen=True, eq=False):

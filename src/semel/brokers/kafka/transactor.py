@@ -273,13 +273,14 @@ class Transactor(KafkaSource):
             self._note_group(consumer)
         super()._on_revoke(consumer, partitions)
 
-    def _leave(self, consumer: Any) -> None:
-        # A call to the client while it closes would block for ever.
-        self._is_leaving = True
+    def _leave(self) -> None:
+        """Leave the group, and end the producer. The broker ends a transaction whose end is not known."""
+        self._is_leaving = True  # a call to the client while it closes would block for ever
         try:
-            super()._leave(consumer)
+            super()._leave()
         finally:
             self._is_leaving = False
+            self._writer = None
 
     def _note_group(self, consumer: Any) -> None:
         """Store our identity in the group. Not later: an expelled member has no name, and is not checked."""
@@ -425,11 +426,6 @@ class Transactor(KafkaSource):
                     raise SourceUnavailable(str(error)) from exception
             else:
                 return
-
-    async def close(self) -> None:
-        """Leave the group. The broker ends a transaction whose end is not known."""
-        self._writer = None
-        await super().close()
 
 
 class _Abort(Exception):
