@@ -19,7 +19,8 @@ from tests.brokers.topics import Pipe
 from tests.brokers.transformer import LEASE_S, copied
 from tests.cli.processes import ROOT, environment
 
-QUICK = "&session_s=1.5&transaction_s=2"
+QUICK = "&session_s=4&transaction_s=4"
+"""As short as a busy computer allows: a member that gets no processor for that long is expelled."""
 
 
 class Died(BaseException):

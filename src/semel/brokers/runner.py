@@ -452,7 +452,7 @@ class Runner:
             try:
                 gone = {id(each) for each in await self.source.extend([each.arrival for each in held])}
             except SourceUnavailable as error:
-                _log.warning("%s did not answer the heartbeat: %s", self.source.name, error)
+                self._link.report(f"a heartbeat failed: {error}")
                 continue
             for each in held:
                 if id(each.arrival) in gone:

@@ -226,7 +226,7 @@ def test_a_large_store_is_listed_in_the_servers_order(
 def test_a_cursor_of_another_store_is_refused(store: RedisStore) -> None:
     from semel.errors import UsageError
 
-    with pytest.raises(UsageError, match="no cursor"):
+    with pytest.raises(UsageError, match="is not a cursor of this store"):
         store.send([Scan(cursor="dnonsense")])
 
 

@@ -262,8 +262,9 @@ def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]
     journaled = yield from hold(b, now, "journal", lease=SHORT, journal=b"payload")
     told = yield from hold(b, now, "told")
     expect((yield from told.settle("unknown")), Completed)
-    expect((yield from at(b, later, "journal")), Busy, recoverable=False)
-    expect((yield from at(b, now, "journal")), Busy, recoverable=True)
+    yield from hold(b, now, "running", journal=b"payload")
+    expect((yield from at(b, later, "running")), Busy, recoverable=False)
+    expect((yield from at(b, now, "running")), Busy, recoverable=True)
     yield from b.much_later()
     for key in ("quarantine", "told"):
         expect((yield from at(b, later, key)), Unknown)
