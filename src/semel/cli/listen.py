@@ -115,7 +115,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     handlers finish; the other instances take over the rest.
     """
     from semel import Policy
-    from semel.ingest.event_columns import columns_of
+    from semel.ingest.event_table import columns_of
     from semel.ingest.intake import IntakeLimits
     from semel.ingest.sockets import EventTable, Fields
     from semel.runtime.process import asyncio

@@ -35,7 +35,7 @@ from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
-from semel.runtime.annotations import return_type
+from semel.runtime.handlers import return_type
 from semel.runtime.process import inspect, new_owner
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
