@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +11,15 @@ import typer
 
 from semel.cli.options import (
     ConsumerOption,
+    DrainOption,
     LeaseOption,
     ModeOption,
+    RetryDelayOption,
     SourcesOption,
     StoreOption,
     TenantOption,
     WindowOption,
+    client_options,
     load_handler,
     parse_duration_us,
     settings_for,
@@ -74,9 +78,6 @@ def warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
 if TYPE_CHECKING:
     from semel.brokers import Runner, RunnerLimits
     from semel.brokers.kafka.transactions import KafkaTransaction
-    from semel.cli.settings import CliSettings
-    from semel.client.client_async import AsyncSemel
-    from semel.policy import Policy
 
 
 OutputOption = Annotated[
@@ -125,15 +126,6 @@ BatchOption = Annotated[
 AttemptsOption = Annotated[
     int, typer.Option("--max-attempts", min=1, help="After this many attempts the message is dead-lettered.")
 ]
-RetryDelayOption = Annotated[
-    str,
-    typer.Option(
-        "--retry-delay", metavar="DURATION", help="The wait before the second attempt; it doubles each time."
-    ),
-]
-DrainOption = Annotated[
-    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
-]
 OrderOption = Annotated[bool, typer.Option("--order", help="Keep the order within a partition or group.")]
 RefuseOption = Annotated[
     bool,
@@ -173,7 +165,6 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     import semel
     from semel.brokers import RunnerLimits
-    from semel.runtime.process import asyncio
 
     target = load_handler(handler)
     settings = settings_for(
@@ -192,7 +183,9 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         drain_s=parse_duration_us(drain) / 1e6,
         no_key="refuse" if refuse_no_key else "dead_letter",
     )
-    once = _client(settings, policy)
+    once = semel.aopen(
+        settings.store, mode=settings.mode, policy=policy, **client_options(settings, "consume")
+    )
     where = None if key is None else semel.keys.body(key)
     if once.mode == "transaction":
         transactions = _transactions(target, sources, once, pace, where, output or "", marks or "")
@@ -201,20 +194,6 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise CommandExit("--output and --marks are for --mode transaction", USAGE)
     runners = _runners(target, sources, once, pace, where)
     return asyncio.run(_consume(once, runners, sources, until_idle=until_idle))
-
-
-def _client(settings: "CliSettings", policy: "Policy") -> "AsyncSemel":
-    import semel
-
-    return semel.aopen(
-        settings.store,
-        consumer=settings.consumer or "consume",
-        tenant=settings.tenant or "",
-        window=settings.window,
-        lease=settings.lease,
-        mode=settings.mode,
-        policy=policy,
-    )
 
 
 def _runners(target: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", key: Any) -> "list[Runner]":
@@ -239,14 +218,12 @@ def _transactions(
 
 
 async def _consume(
-    once: "AsyncSemel",
+    once: AsyncSemel,
     runners: "Sequence[Runner | KafkaTransaction]",
     urls: Sequence[str],
     *,
     until_idle: bool,
 ) -> int:
-    from semel.cli.output import say
-    from semel.runtime.process import asyncio
 
     quiet_clients()
     _stop_on_signals(asyncio.get_running_loop(), runners)
@@ -276,12 +253,9 @@ async def _consume(
 
 
 def _stop_on_signals(loop: Any, runners: "Sequence[Runner | KafkaTransaction]") -> None:
-    import signal
-
     def stop() -> None:
         for runner in runners:
             runner.stop()
 
-    handle: Callable[..., Any] = loop.add_signal_handler
     for number in (signal.SIGTERM, signal.SIGINT):
-        handle(number, stop)
+        loop.add_signal_handler(number, stop)

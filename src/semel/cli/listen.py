@@ -8,17 +8,21 @@ import typer
 
 from semel.cli.options import (
     ConsumerOption,
+    DrainOption,
     LeaseOption,
+    RetryDelayOption,
     StoreOption,
     TenantOption,
     WindowOption,
+    client_options,
     load_handler,
     parse_duration_us,
+    read_lines,
     settings_for,
     text,
 )
-from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
-from semel.observe.formatting import plural
+from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
+from semel.observe.formatting import plural, redact
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
@@ -26,9 +30,6 @@ if TYPE_CHECKING:
     from semel.ingest.sockets import EventTable
 
 __all__ = ["listen"]
-
-HEADERS_CHARS_MAX = 8 * 1024
-
 
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", callback=text, help="ws://... or wss://...")]
 HandlerArgument = Annotated[
@@ -67,15 +68,6 @@ ConcurrencyOption = Annotated[
 AttemptsOption = Annotated[
     int, typer.Option("--max-attempts", min=1, help="After this many attempts the event is dead-lettered.")
 ]
-DelayOption = Annotated[
-    str,
-    typer.Option(
-        "--retry-delay", metavar="DURATION", help="The wait before the second attempt; it doubles each time."
-    ),
-]
-DrainOption = Annotated[
-    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
-]
 DeadOption = Annotated[
     Path | None,
     typer.Option(
@@ -104,7 +96,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     kind: TypeOption = "type",
     concurrency: ConcurrencyOption = 10,
     max_attempts: AttemptsOption = 10,
-    retry_delay: DelayOption = "1s",
+    retry_delay: RetryDelayOption = "1s",
     drain: DrainOption = "30s",
     dead: DeadOption = None,
     header_file: HeaderOption = None,
@@ -168,19 +160,10 @@ async def _listen(
     import signal
 
     import semel
-    from semel.cli.output import say
     from semel.ingest.sockets import Intake, Listener
-    from semel.observe.formatting import redact
     from semel.runtime.process import asyncio
 
-    once = semel.aopen(
-        settings.store,
-        consumer=settings.consumer or "listen",
-        tenant=settings.tenant or "",
-        window=settings.window,
-        lease=settings.lease,
-        policy=policy,
-    )
+    once = semel.aopen(settings.store, policy=policy, **client_options(settings, "listen"))
     try:
         async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store answers
             listener = Listener(url, intake, fields=fields, headers=headers)
@@ -225,12 +208,7 @@ def _dead_letter_file(file: Path | None) -> "DeadLetterHandler | None":
 def _headers(file: Path | None) -> dict[str, str]:
     if file is None:
         return {}
-    try:
-        with file.open(encoding="utf-8") as opened:
-            lines = [line.strip() for line in opened.read(HEADERS_CHARS_MAX).splitlines() if line.strip()]
-    except (OSError, UnicodeError) as error:
-        raise CommandExit(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
-    pairs = [line.partition(":") for line in lines]
+    pairs = [line.partition(":") for line in read_lines(file)]
     if any(not colon or not name.strip() for name, colon, _ in pairs):
         raise CommandExit(
             f"{file}: each line is a header, such as Authorization: Bearer ...", BAD_CONFIGURATION

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.options import JsonOption
-from semel.cli.output import FAILED, OK, CommandExit
+from semel.cli.options import JsonOption, ending_on_signals
+from semel.cli.output import FAILED, OK, CommandExit, print_json, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +54,6 @@ def demo(
     from pathlib import Path
 
     from semel.cli.demo.report import document, print_results
-    from semel.cli.options import ending_on_signals
-    from semel.cli.output import print_json, say
 
     drawn = secrets.randbelow(SEED_MAX) if seed is None else seed
     modes: tuple[Mode, ...] = ("control",) if control else ("inbox", "lease")
