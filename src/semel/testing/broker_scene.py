@@ -212,7 +212,12 @@ class CutOffBroker(Broker, Protocol):
 
 
 class Outages:
-    """Scenarios of outages, for pytest to collect with a broker's suite."""
+    """Scenarios of brokers that do not answer or that refuse, for pytest to collect with a broker's suite.
+
+    The runner reports them and still stops at once. A suite provides a source at an address where nobody listens,
+    sources that the broker refuses, and a broker that can be cut off from its sources. Each is optional: without it,
+    its scenarios are skipped.
+    """
 
     def away(self) -> Source | None:
         """Return a source at an address where nobody listens, or `None` to skip the scenario."""

@@ -77,7 +77,7 @@ def _storms(
     from semel.cli.demo.queue import draw
     from semel.cli.demo.report import audit, display
     from semel.cli.demo.run import Storm, StormError
-    from semel.cli.demo.worker_pool import Nursery
+    from semel.cli.demo.worker import Nursery
 
     events, workers, kills = sizes
     log = folder / "workers.log"

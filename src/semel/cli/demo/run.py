@@ -27,8 +27,7 @@ from semel.cli.demo.queue import (
     Ready,
     WorkerSocket,
 )
-from semel.cli.demo.worker import LEASE_S, DemoFolder
-from semel.cli.demo.worker_pool import Nursery
+from semel.cli.demo.worker import LEASE_S, DemoFolder, Nursery
 
 __all__ = ["DemoProgress", "Storm", "StormError"]
 
