@@ -45,7 +45,6 @@ __all__ = ["ClientTask", "ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
 T = TypeVar("T")
 
 MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction", "observe")
-TENANT_BYTES_MAX = 128
 META_BYTES_MAX = 4096
 IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
 """The modes whose consumers may declare the kind of their ids."""

@@ -112,7 +112,7 @@ IN_FLIGHT_MAX = 100
 """The most events of one socket without an answer; above it the socket is not read."""
 HOLD_S = 30.0
 """How long an event waits for a store that does not answer, before the sender gets `busy`."""
-POLICY_VIOLATION, GOING_AWAY, SERVER_ERROR = 1008, 1001, 1011
+POLICY_VIOLATION, GOING_AWAY = 1008, 1001
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

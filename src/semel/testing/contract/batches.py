@@ -1,4 +1,4 @@
-"""Many items in one call: each is independent, answers come by position. Marks: is a key seen for the first time?"""
+"""Many items in one call: each is independent, answers come by position. Marks: whether a key is new."""
 
 from collections.abc import Sequence
 
