@@ -19,7 +19,6 @@ from semel.runtime.process import asyncio
 
 __all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "Answers", "SourceLink", "outage_pause_s"]
 
-
 _log = logging.getLogger("semel.runner")
 
 T = TypeVar("T")

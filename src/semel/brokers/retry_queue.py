@@ -13,7 +13,6 @@ from semel.observe.limited_log import RateLimit
 
 __all__ = ["FailureCounts", "FailureLog", "RetryQueue", "RunnerCounters", "RunnerLimits"]
 
-
 T = TypeVar("T")
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "no_transaction",
 ]
 
-
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
 Dialect: TypeAlias = Literal["postgresql", "sqlite"]

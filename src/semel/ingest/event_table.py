@@ -25,7 +25,6 @@ from semel.runtime.extras import install_command
 
 __all__ = ["EventTable"]
 
-
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 
 

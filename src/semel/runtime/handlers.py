@@ -35,7 +35,6 @@ __all__ = [
     "signature_of",
 ]
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

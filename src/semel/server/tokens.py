@@ -61,7 +61,6 @@ __all__ = [
     "were_made",
 ]
 
-
 Role: TypeAlias = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 """Each role includes the ones before it."""

@@ -37,7 +37,6 @@ __all__ = [
     "sent",
 ]
 
-
 WITHIN_S = 60.0
 """Much longer than any step takes. On a loaded computer a broker's own command line needs half a minute to start."""
 

@@ -15,7 +15,6 @@ from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable
 
 __all__ = ["CLIENT_LOG", "ClientErrors", "DaemonThread", "Offsets", "error_of"]
 
-
 REPEAT_S = 60.0
 """The interval between log lines of one kind: while brokers are unreachable the client writes 17 a second."""
 KINDS_MAX = 100

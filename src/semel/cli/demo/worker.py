@@ -26,7 +26,6 @@ from semel.stores import Store
 
 __all__ = ["LEASE_S", "DemoFolder", "Nursery", "Order", "work"]
 
-
 LEASE_S = 0.4
 """Short, so that the claims of killed workers end soon."""
 ATTEMPTS_MAX = 1000

@@ -29,7 +29,6 @@ from semel.windows import resolve
 
 __all__ = ["address", "routes"]
 
-
 PAGE_ROWS = 50
 TAIL_ROWS = 40
 FENCE = re.compile("[0-9]{1,16}")

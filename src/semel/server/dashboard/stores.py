@@ -20,7 +20,6 @@ from semel.stores.tiered.rules import COUNTS
 
 __all__ = ["routes"]
 
-
 PURGE_ROWS = 5000
 ANSWERING = ("cache_hits", "truth_asked")
 """Counters of keys by the tier that answered."""

@@ -31,7 +31,6 @@ __all__ = [
     "wrong_type",
 ]
 
-
 T = TypeVar("T")
 
 JSON = "application/json"

@@ -19,7 +19,6 @@ from semel.types import Unavailable
 
 __all__ = ["add"]
 
-
 TEXT = "text/plain; charset=utf-8"
 PROBE = Lookup((tokens.TENANT, tokens.CONSUMER, "readyz"))
 """A query whose cost does not depend on the size of the store."""

@@ -33,7 +33,6 @@ __all__ = [
     "parse",
 ]
 
-
 WAIT_MAX_S = 3600.0
 TOKEN_CHARS_MAX = 4096
 
