@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from semel.brokers.failure_log import FailureLog
+from semel.brokers.retry_queue import FailureLog
 from semel.observe.limited_log import BURST, OutageLog, RateLimit
 
 

@@ -12,8 +12,7 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Runner, Source
-from semel.brokers.kafka.client import CLIENT_LOG
-from semel.brokers.kafka.offsets import Offsets
+from semel.brokers.kafka.client import CLIENT_LOG, Offsets
 from semel.brokers.kafka.source import KafkaSource, from_url
 from semel.errors import Fenced
 from semel.testing import broker_contract

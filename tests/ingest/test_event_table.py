@@ -12,7 +12,7 @@ import pytest
 
 import semel
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
-from semel.ingest.event_columns import columns_of
+from semel.ingest.event_table import columns_of
 from semel.ingest.intake import Event
 from semel.ingest.sockets import Columns, EventTable, Intake
 from tests.ingest.fleet import Fleet

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 import semel
-from semel.cli.demo.worker_pool import die_with_parent
+from semel.cli.demo.worker import die_with_parent
 from tests.services.server import free_port
 from tests.whole.actors import ROLES
 from tests.whole.audit import Hit, audit, missing

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import semel
-from semel.cli.demo.worker_pool import die_with_parent
+from semel.cli.demo.worker import die_with_parent
 from semel.errors import StillRunning, StoreUnavailable
 from tests.whole.handlers import WORK_MAX_S, note
 from tests.whole.scene import DRIVERS, LEASE_S, Driver, Scene, UserDatabase, pause

@@ -10,8 +10,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from semel.brokers.failure_log import FailureLog
-from semel.brokers.retry_queue import RunnerCounters
+from semel.brokers.retry_queue import FailureLog, RunnerCounters
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel

@@ -20,9 +20,8 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from semel.brokers.attempts import Attempt, Attempts, ended_each_time
+from semel.brokers.attempts import Attempt, Attempts, Progress, ended_each_time
 from semel.brokers.handling import BeforeFail, Deliveries, OnOutcome
-from semel.brokers.progress import Progress
 from semel.brokers.retry_queue import FailureCounts
 from semel.brokers.routes import Route, in_thread
 from semel.brokers.source import Arrival

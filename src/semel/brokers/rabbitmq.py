@@ -95,7 +95,6 @@ class RabbitQueue:
         self.options: RabbitmqOptions = options
         self._connection: Any = None
         self._channel: Any = None
-        self._tag: Any = None
         self._delays: set[int] = set()
         self._inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
@@ -109,7 +108,7 @@ class RabbitQueue:
         queue = await self.visit()
         try:
             await self._channel.set_qos(self.options.prefetch)
-            self._tag = await queue.consume(self._inbox.put)
+            await queue.consume(self._inbox.put)
         except UNREACHABLE as error:
             await self.close()
             raise self._error(error) from error

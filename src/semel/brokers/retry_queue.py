@@ -1,13 +1,17 @@
-"""Deliveries that wait in memory for their next try, counts of failures, and the limits and counters of a runner."""
+"""Messages that wait for another try, the log of failures, and the runner's limits and counters."""
 
 import heapq
+import logging
 from collections import OrderedDict
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-__all__ = ["FailureCounts", "RetryQueue", "RunnerCounters", "RunnerLimits"]
+from semel.brokers.source import DeadLetterInfo
+from semel.observe.limited_log import RateLimit
+
+__all__ = ["FailureCounts", "FailureLog", "RetryQueue", "RunnerCounters", "RunnerLimits"]
 
 T = TypeVar("T")
 
@@ -118,3 +122,39 @@ class RunnerCounters(msgspec.Struct):
     errors: int = 0
     unguarded: int = 0
     """Ran without a claim because the store could not be reached, by `Policy(on_unavailable="run")`."""
+
+
+_log = logging.getLogger("semel.runner")
+
+
+class FailureLog:
+    """The failures and dead letters of one source."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._failures = RateLimit()
+        self._letters = RateLimit()
+
+    def log_failure(self, key: str, attempt: int, retry_after_s: float, error: BaseException) -> None:
+        """Log a failed attempt; the message will be retried."""
+        left_out = self._failures.take()
+        if left_out is not None:
+            _log.warning(
+                "%s: the handler failed for key %r, attempt %d; again in %.1f s%s",
+                self._source, key, attempt, retry_after_s, _more(left_out), exc_info=error,
+            )  # fmt: skip
+
+    def log_dead_letter(self, letter: DeadLetterInfo) -> None:
+        """Log a dead letter."""
+        left_out = self._letters.take()
+        if left_out is not None:
+            _log.warning(
+                "%s: key %r went to the dead letters: %s%s%s%s",
+                self._source, letter.key, letter.reason,
+                f" after {letter.attempts} attempts" if letter.attempts else "",
+                f": {letter.error}" if letter.error else "", _more(left_out),
+            )  # fmt: skip
+
+
+def _more(left_out: int) -> str:
+    return f" ({left_out:,} more like it were not logged)" if left_out else ""

@@ -16,7 +16,7 @@ from semel.client.client_async import AsyncSemel
 from semel.errors import GiveUp, MessageInvalid, UsageError
 from semel.keys.identity import Identity, attribute_of, instant
 from semel.policy import Policy
-from semel.runtime.annotations import parameter_type, signature_of
+from semel.runtime.handlers import parameter_type, signature_of
 from semel.runtime.process import asyncio, inspect
 from semel.types import Delivery, Mode
 

@@ -1,6 +1,5 @@
 """The commands of `semel`, and the options before the command."""
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,14 +7,16 @@ import typer
 
 from semel.cli.advise import advise
 from semel.cli.bench.command import bench
-from semel.cli.consume import consume
+from semel.cli.consume import consume, listen
 from semel.cli.consumers import consumer, window
+from semel.cli.demo.command import demo
 from semel.cli.dlq import dlq
 from semel.cli.doctor import doctor
 from semel.cli.explain import explain
+from semel.cli.filter import filter_lines
 from semel.cli.help import App, HelpGroup
-from semel.cli.listen import listen
 from semel.cli.maintenance import migrate, purge, stats
+from semel.cli.once import once
 from semel.cli.options import (
     ConsumerOption,
     Globals,
@@ -29,7 +30,7 @@ from semel.cli.options import (
     settings_for,
 )
 from semel.cli.outbox import outbox, relay
-from semel.cli.output import print_json, print_rows
+from semel.cli.output import print_json, print_rows, quiet_stdout
 from semel.cli.records import forget, history, list_records, resolve, show
 from semel.cli.serve import serve
 from semel.cli.tokens import token
@@ -75,9 +76,6 @@ def show_config(
     print_rows(("SETTING", "VALUE", "FROM"), rows)
 
 
-config_group = config
-
-
 class Root(HelpGroup):
     """The root group. A broken pipe ends the program quietly; the framework would report a failure.
 
@@ -86,8 +84,6 @@ class Root(HelpGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. A closed pipe is not a failure."""
-        from semel.cli.output import quiet_stdout
-
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -141,18 +137,10 @@ def root(
     Globals.config, Globals.log_level, Globals.debug = config, log_level, debug
 
 
-_PASSING: dict[str, Any] = {"once": {"context_settings": {"allow_interspersed_args": False}}}
-"""Options after the command to run belong to that command: `semel once --key K ls -l`."""
-
-
-def _add_if_there(name: str, module: str, function: str) -> None:
-    if importlib.util.find_spec(module) is not None:
-        app.command(name, **_PASSING.get(name, {}))(getattr(importlib.import_module(module), function))
-
-
-_add_if_there("demo", "semel.cli.demo.command", "demo")
-_add_if_there("filter", "semel.cli.filter", "filter_lines")
-_add_if_there("once", "semel.cli.once", "once")
+app.command("demo")(demo)
+app.command("filter")(filter_lines)
+# Options after the command to run belong to that command: `semel once --key K ls -l`.
+app.command("once", context_settings={"allow_interspersed_args": False})(once)
 app.command("consume")(consume)
 app.command("show")(show)
 app.command("list")(list_records)
@@ -162,7 +150,7 @@ app.command("purge")(purge)
 app.command("stats")(stats)
 app.add_typer(window, name="window", help="How long finished keys are remembered: data, changed at run time.")
 app.add_typer(consumer, name="consumer", help="Consumers and their modes.")
-app.add_typer(config_group, name="config")
+app.add_typer(config, name="config")
 app.add_typer(dlq, name="dlq", help="Dead letters: list, show and replay them.")
 app.command("relay")(relay)
 app.command("listen")(listen)

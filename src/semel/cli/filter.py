@@ -23,7 +23,7 @@ from semel.cli.options import (
     settings_for,
     size_text,
 )
-from semel.cli.output import BAD_CONFIGURATION, FAILED, USAGE, CommandExit
+from semel.cli.output import BAD_CONFIGURATION, FAILED, USAGE, CommandExit, console, quiet_stdout, say
 from semel.keys.limits import KEY_BYTES_MAX
 from semel.observe.formatting import plural
 
@@ -113,8 +113,6 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     repeat the last chunk of lines in the next run; it never loses one. If none of the first 1,000 lines has the key,
     it stops with exit code 1 before anything is written.
     """
-    from semel.cli.output import say
-
     if (key is None) is not content:
         raise CommandExit("give one of --key PATH and --content", USAGE)
     line_bytes_max = parse_bytes(line_max, "--line-max")
@@ -457,8 +455,6 @@ def _progress(lines: LineReader, *, shown: bool) -> Iterator[Callable[[int], Non
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from semel.cli.output import console
-
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
@@ -483,8 +479,6 @@ def _sum_up(
 
 def _forget_stdout() -> None:
     """Redirect stdout after its reader has gone, so that Python's final flush does not fail."""
-    from semel.cli.output import quiet_stdout
-
     try:
         quiet_stdout()
     except OSError as error:

@@ -11,12 +11,14 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     WindowOption,
+    client_options,
+    ending_on_signals,
     parse_bytes,
     parse_duration_us,
     settings_for,
     size_text,
 )
-from semel.cli.output import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, CommandExit
+from semel.cli.output import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, CommandExit, say
 
 if TYPE_CHECKING:
     from semel.cli.child_process import ProcessResult
@@ -90,7 +92,6 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
     process dies the command dies with it, and the key is free again when the lease is over.
     """
     import semel
-    from semel.cli.output import say
 
     output_bytes_max = parse_bytes(output_max, "--output-max")
     if output_bytes_max > OUTPUT_BYTES_MAX:
@@ -102,17 +103,10 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
         max_attempts=ATTEMPTS_MAX,
         value_bytes_max=1024 * 1024,
     )
-    client = semel.open(
-        settings.store,
-        consumer=settings.consumer or "once",
-        tenant=settings.tenant or "",
-        window=settings.window,
-        lease=settings.lease,
-        policy=policy,
-    )
+    client = semel.open(settings.store, policy=policy, **client_options(settings, "once"))
     run = CommandRun(command, output_bytes_max, keep_failures=keep_failures)
     try:
-        with _stopping(), client:
+        with ending_on_signals(Stopped), client:
             outcome = client.run(key, run)
     except Stopped as stopped:
         return stopped.code
@@ -211,24 +205,3 @@ class OnceResult:
                 self._say(f"semel: only the first {size_text(len(value[name]))} of its {name} were kept")
         code: int = value["code"]
         return code
-
-
-class _stopping:  # noqa: N801 - reads as what it does: with _stopping()
-    """Exit in order on SIGTERM and SIGHUP while waiting for the key, as on Ctrl-C."""
-
-    def __enter__(self) -> None:
-        import signal
-
-        def stop(number: int, _frame: object) -> None:
-            raise Stopped(number)
-
-        heeded = [
-            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
-        ]
-        self._before = {number: signal.signal(number, stop) for number in heeded}
-
-    def __exit__(self, *error: object) -> None:
-        import signal
-
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -3,32 +3,37 @@
 import logging
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.output import USAGE, CommandExit
+from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.errors import PolicyInvalid
 from semel.runtime.process import load_object
 from semel.windows import duration_us
 
 __all__ = [
     "ConsumerOption",
+    "DrainOption",
     "DryRunOption",
     "Globals",
     "JsonOption",
     "LeaseOption",
     "ModeOption",
+    "RetryDelayOption",
     "SourcesOption",
     "StoreOption",
     "TenantOption",
     "WindowOption",
     "YesOption",
+    "client_options",
     "ending_on_signals",
     "load_handler",
     "parse_bytes",
     "parse_duration_us",
+    "read_lines",
     "serve_options",
     "settings_for",
     "size_text",
@@ -38,6 +43,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings, ServeOptions
+
+
+FILE_CHARS_MAX = 8 * 1024
 
 
 class Globals:
@@ -124,6 +132,15 @@ SourcesOption = Annotated[
         " Repeat it for several. Setting: source.",
     ),
 ]
+RetryDelayOption = Annotated[
+    str,
+    typer.Option(
+        "--retry-delay", metavar="DURATION", help="The wait before the second attempt; it doubles each time."
+    ),
+]
+DrainOption = Annotated[
+    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")]
@@ -136,6 +153,26 @@ def settings_for(**flags: Any) -> "CliSettings":
     settings = load(CliSettings, {"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return settings
+
+
+def client_options(settings: "CliSettings", consumer: str) -> dict[str, Any]:
+    """Return the arguments for a client of these settings; `consumer`: its name if they give none."""
+    return {
+        "consumer": settings.consumer or consumer,
+        "tenant": settings.tenant or "",
+        "window": settings.window,
+        "lease": settings.lease,
+    }
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a small file that are not empty. Raises `CommandExit` if it cannot be read."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            lines = opened.read(FILE_CHARS_MAX).splitlines()
+    except (OSError, UnicodeError) as error:
+        raise CommandExit(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
+    return [line.strip() for line in lines if line.strip()]
 
 
 def sources_of(given: list[str] | None, settings: "CliSettings") -> list[str]:
@@ -182,11 +219,16 @@ def size_text(size_bytes: int) -> str:
 
 
 class ending_on_signals:  # noqa: N801 - reads as what it does: with ending_on_signals()
-    """Make SIGTERM and SIGHUP raise `SystemExit`, unless they are ignored."""
+    """Make SIGTERM and SIGHUP raise an error, `SystemExit` unless another is given. Ignored signals stay ignored."""
+
+    def __init__(
+        self, error: Callable[[int], BaseException] = lambda number: SystemExit(128 + number)
+    ) -> None:
+        self._error = error
 
     def __enter__(self) -> None:
         def end(number: int, _frame: object) -> None:
-            raise SystemExit(128 + number)
+            raise self._error(number)
 
         heeded = [
             number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from semel.cli.help import App
-from semel.cli.options import JsonOption, StoreOption, YesOption, parse_duration_us, settings_for, text
+from semel.cli.options import (
+    JsonOption,
+    StoreOption,
+    YesOption,
+    parse_duration_us,
+    read_lines,
+    settings_for,
+    text,
+)
 from semel.cli.output import (
     BAD_CONFIGURATION,
     INTERRUPTED,
@@ -236,9 +244,6 @@ def _document(entry: "Entry", now: int, *, payload: bool) -> dict[str, Any]:
     return document
 
 
-SECRETS_CHARS_MAX = 8 * 1024
-
-
 SourceOption = Annotated[
     str | None,
     typer.Option(
@@ -388,9 +393,4 @@ def _retrying(attempts_max: int, backoff_max: str, *, skip: bool) -> Retrying:
 def _secrets(file: Path | None) -> list[str]:
     if file is None:
         raise CommandExit("a webhook must be signed; give its secret with --secret-file", BAD_CONFIGURATION)
-    try:
-        with file.open(encoding="utf-8") as opened:
-            lines = opened.read(SECRETS_CHARS_MAX).splitlines()
-    except (OSError, UnicodeError) as error:
-        raise CommandExit(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
-    return [line.strip() for line in lines if line.strip()]
+    return read_lines(file)

@@ -24,7 +24,7 @@ from semel.types import Mode
 from semel.windows import Duration
 
 if TYPE_CHECKING:
-    from semel.connections.kinds import AsyncpgConnection, AwaitedConnection, BlockingConnection
+    from semel.connections.base import AsyncpgConnection, AwaitedConnection, BlockingConnection
     from semel.inbox import AsyncInbox, Inbox
     from semel.observe.events import Hook  # loaded only if there are hooks
     from semel.outbox.publish import AsyncOutbox, Outbox

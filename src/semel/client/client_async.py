@@ -18,7 +18,7 @@ from semel.runtime.executor import AsyncExecutor
 from semel.runtime.keeper import LoopKeeper
 
 if TYPE_CHECKING:
-    from semel.connections.kinds import AsyncpgConnection, AwaitedConnection, BlockingConnection
+    from semel.connections.base import AsyncpgConnection, AwaitedConnection, BlockingConnection
     from semel.inbox import AsyncInbox
     from semel.outbox.publish import AsyncOutbox, Outbox
 

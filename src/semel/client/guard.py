@@ -35,8 +35,7 @@ from semel.errors import (
 from semel.keys.limits import check
 from semel.keys.sliding import Sliding
 from semel.policy import Policy
-from semel.runtime.annotations import signature_of
-from semel.runtime.handlers import awaitable, blocking, code_of, operation_name
+from semel.runtime.handlers import awaitable, blocking, code_of, operation_name, signature_of
 from semel.runtime.process import inspect
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 

@@ -35,7 +35,7 @@ from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
-from semel.runtime.annotations import return_type
+from semel.runtime.handlers import return_type
 from semel.runtime.process import inspect, new_owner
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
@@ -45,7 +45,6 @@ __all__ = ["ClientTask", "ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
 T = TypeVar("T")
 
 MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction", "observe")
-TENANT_BYTES_MAX = 128
 META_BYTES_MAX = 4096
 IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
 """The modes whose consumers may declare the kind of their ids."""

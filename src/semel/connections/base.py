@@ -9,15 +9,18 @@ passes alike.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from semel.errors import NoTransaction
 from semel.runtime.generators import adrive, drive
 
 __all__ = [
     "AsyncCallerConnection",
+    "AsyncpgConnection",
+    "AwaitedConnection",
+    "BlockingConnection",
     "CallerConnection",
     "Dialect",
     "PauseStep",
@@ -128,3 +131,24 @@ def no_transaction(what: str) -> NoTransaction:
     return NoTransaction(
         f"no transaction is open and the driver will open none, so mark and effect would not commit together; {what}"
     )
+
+
+class BlockingConnection(Protocol):
+    """A connection or session that blocks: sqlite3, psycopg, SQLAlchemy, Django."""
+
+    def commit(self) -> None:
+        """End the transaction."""
+
+
+class AwaitedConnection(Protocol):
+    """A connection or session for an event loop: aiosqlite, psycopg, SQLAlchemy."""
+
+    def commit(self) -> Awaitable[None]:
+        """End the transaction."""
+
+
+class AsyncpgConnection(Protocol):
+    """A connection of asyncpg, whose transactions are blocks."""
+
+    def is_in_transaction(self) -> bool:
+        """Tell whether a transaction is open."""

@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from semel.core.backoff import backoff_s
 from semel.errors import KeyInvalid, PolicyInvalid, SourceRefused
-from semel.ingest.event_columns import Columns
-from semel.ingest.event_table import EventTable
+from semel.ingest.event_table import Columns, EventTable
 from semel.ingest.intake import TYPE_BYTES_MAX, Event, Intake, IntakeLimits, Receipt
 from semel.keys.limits import check as check_key
 from semel.observe.limited_log import OutageLog
@@ -113,7 +112,7 @@ IN_FLIGHT_MAX = 100
 """The most events of one socket without an answer; above it the socket is not read."""
 HOLD_S = 30.0
 """How long an event waits for a store that does not answer, before the sender gets `busy`."""
-POLICY_VIOLATION, GOING_AWAY, SERVER_ERROR = 1008, 1001, 1011
+POLICY_VIOLATION, GOING_AWAY = 1008, 1001
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

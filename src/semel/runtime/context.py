@@ -22,7 +22,7 @@ from semel.errors import (
     ValueNotKept,
     ValueTooLarge,
 )
-from semel.runtime.annotations import return_type
+from semel.runtime.handlers import return_type
 from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import inspect
 from semel.types import Id, Lost, Record, Unavailable

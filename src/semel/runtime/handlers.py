@@ -1,14 +1,22 @@
-"""Check handlers before anything is claimed, and name guarded functions."""
+"""Check handlers before anything is claimed, name guarded functions, and read annotations on every Python.
+
+From Python 3.14 on, annotations are evaluated when they are read. One that names something undefined, such as a
+class imported for type checkers only, raises then. Here it counts as not given.
+"""
 
 import re
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType
-from typing import Any, ParamSpec, TypeVar
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
+from weakref import WeakKeyDictionary
 
 from semel.errors import UsageError
 from semel.runtime.process import inspect
+
+if TYPE_CHECKING:
+    from inspect import Signature
 
 __all__ = [
     "AWAITABLE",
@@ -21,7 +29,10 @@ __all__ = [
     "code_of",
     "label_of",
     "operation_name",
+    "parameter_type",
     "refuse_unfinished",
+    "return_type",
+    "signature_of",
 ]
 
 P = ParamSpec("P")
@@ -165,3 +176,75 @@ def _module_of(fn: Any) -> str:
     from pathlib import PurePath  # slow to import, and rarely needed
 
     return PurePath(found["__file__"]).stem  # python billing.py
+
+
+# --- what do its annotations say? ---------------------------------------------------------------
+
+
+def signature_of(fn: Callable[..., Any]) -> "Signature":
+    """Return the signature of a function, even if its annotations cannot be evaluated."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(fn, annotation_format=Format.FORWARDREF)
+    return inspect.signature(fn)
+
+
+def return_type(fn: Any) -> Any:
+    """Return the type in a function's return annotation, or `None`."""
+    try:
+        returns = fn.__annotations__.get("return")
+    except Exception:  # noqa: BLE001 - not a function, or Python 3.14 evaluates them now and one fails
+        returns = _evaluate(fn, "return")
+    if isinstance(returns, str):
+        returns = _evaluate_once(fn, returns)
+    return None if returns is Any else returns  # Any names nothing that an object could come back as
+
+
+_evaluated: "WeakKeyDictionary[Any, tuple[str, Any]]" = WeakKeyDictionary()
+"""The return annotations that are text, and the types that they name, by function."""
+
+
+def _evaluate_once(fn: Any, text: str) -> Any:
+    """Return the type of a return annotation that is text. It is cached: evaluating it takes as long as a claim."""
+    function = getattr(fn, "__func__", fn)  # of a method, which is a new object each time
+    try:
+        known = _evaluated.get(function)
+    except TypeError:  # neither hashed nor referred to: an object of a class of its own
+        return _evaluate(fn, "return")
+    if known is not None and known[0] == text:
+        return known[1]
+    found = _evaluate(fn, "return")
+    if found is not None:  # what it names may be defined later
+        _evaluated[function] = (text, found)
+    return found
+
+
+def parameter_type(fn: Callable[..., Any], name: str) -> Any:
+    """Return the type in a parameter's annotation, without `Annotated`; `Any` if there is none."""
+    found = _evaluate(fn, name, include_extras=False)
+    return Any if found is None else found
+
+
+def _evaluate(fn: Any, name: str, *, include_extras: bool = True) -> Any:
+    """Return the type in one annotation, independent of the others; `None`: there is none, or it is undefined."""
+    written = _annotations_of(fn)
+    if name not in written:
+        return None
+    inner = inspect.unwrap(fn)
+    only = SimpleNamespace(
+        __annotations__={name: written[name]}, __globals__=getattr(inner, "__globals__", {})
+    )
+    try:
+        return get_type_hints(only, include_extras=include_extras)[name]
+    except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
+        return None
+
+
+def _annotations_of(fn: Any) -> dict[str, Any]:
+    """Return the annotations; those that are text, or cannot be evaluated, as text."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(fn, format=Format.FORWARDREF)
+    return getattr(fn, "__annotations__", None) or {}

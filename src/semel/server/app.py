@@ -26,9 +26,9 @@ from semel.server.dashboard.recent_events import Tail
 from semel.server.dashboard.state import Dashboard
 from semel.server.events import Events
 from semel.server.middleware import AuthMiddleware
-from semel.server.openapi import Document
 from semel.server.problems import HttpProblem, problem_of, server_fault
-from semel.server.routes import claims, docs, events, health, items, records
+from semel.server.routes import claims, events, health, items, records
+from semel.server.routes.base import Document
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
 
@@ -95,7 +95,7 @@ class Gauges:
 
 
 PAGES = "/ui"
-ROUTES = (items, claims, events, records, health, docs)
+ROUTES = (items, claims, events, records, health)
 
 
 def create_app(

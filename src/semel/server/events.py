@@ -21,8 +21,7 @@ from semel.codec import encode
 from semel.core.commands import Claim, Forget, Granted, Scan, Settle
 from semel.core.relay_flow import OutboxRow, Published
 from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
-from semel.ingest.event_columns import columns_of
-from semel.ingest.event_table import ROWS_MAX, EventTable
+from semel.ingest.event_table import ROWS_MAX, EventTable, columns_of
 from semel.ingest.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits, Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope

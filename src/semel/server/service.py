@@ -24,7 +24,7 @@ from semel.observe.prometheus import PrometheusHook
 from semel.runtime import audit
 from semel.runtime.engine import Runtime
 from semel.runtime.generators import adrive
-from semel.server import sessions, tokens
+from semel.server import tokens
 from semel.server.auth import Caller, permit
 from semel.server.limits import PAYER, Believed, Buckets, Costs, Growth, LiveClaims, account_of
 from semel.server.problems import HttpProblem, problem_of, unavailable
@@ -208,21 +208,21 @@ class Service:
 
     async def session(self, text: str) -> Token | None:
         """Return the token of a dashboard session if both are valid. Raises `HttpProblem`."""
-        if not sessions.SHAPE.fullmatch(text):
+        if not tokens.SESSION_SHAPE.fullmatch(text):
             return None
-        token_id = await self._ask_cached(self._sessions, text, sessions.find(text))
+        token_id = await self._ask_cached(self._sessions, text, tokens.find_session(text))
         token = None if token_id is None else await self._token(token_id)
         return None if token is None else self._in_use(token)
 
     async def log_in(self, token: Token) -> str:
         """Begin a session; returns the id for the browser."""
-        text: str = await self.ask(sessions.start(token.id))
+        text: str = await self.ask(tokens.start_session(token.id))
         return text
 
     async def log_out(self, text: str) -> None:
         """End a session: here at once, on other instances within seconds."""
-        if sessions.SHAPE.fullmatch(text):
-            await self.ask(sessions.end(text))
+        if tokens.SESSION_SHAPE.fullmatch(text):
+            await self.ask(tokens.end_session(text))
             self._sessions.drop(text)
 
     async def _token(self, token_id: str) -> Token | None:

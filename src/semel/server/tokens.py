@@ -4,6 +4,10 @@ Only the SHA-256 of a token's secret is stored. In `semel_<id>_<secret>` the id 
 compared in constant time. Every instance on the store knows every token; a revoked one is refused within seconds.
 
 A store that has ever had a token keeps a marker, so that it still needs tokens after the last one is revoked.
+
+Sessions of the dashboard: a browser holds a random id, and the store maps it to a token. The records are under the
+tenant of the tokens, by the digest of the id: every instance knows every session, and readers of the store cannot use
+a session. A session ends with its token, at logout, and after a week.
 """
 
 import hashlib
@@ -39,16 +43,20 @@ from semel.types import Absent, Forgotten, Id, Record
 __all__ = [
     "CONSUMER",
     "ROLES",
+    "SESSION_SHAPE",
     "TENANT",
     "Role",
     "Token",
     "create",
+    "end_session",
+    "find_session",
     "keep",
     "last_uses",
     "lookup",
     "note_use",
     "revoke",
     "rotate",
+    "start_session",
     "tokens",
     "were_made",
 ]
@@ -281,3 +289,37 @@ def _place(token_id: str) -> Id:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+SESSIONS = "sessions"
+SESSION_US = 7 * 86400 * 1_000_000
+SESSION_ID_BYTES = 32
+SESSION_SHAPE = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def start_session(token_id: str) -> Asking:
+    """Begin a session for a token; returns the id for the browser."""
+    text = secrets.token_urlsafe(SESSION_ID_BYTES)
+    yield from keep(_session_place(text), lambda _: token_id, SESSION_US)
+    return text
+
+
+def find_session(text: str) -> Asking:
+    """Return the id of the session's token, or `None`."""
+    record = answer_or_raise((yield Lookup(_session_place(text))))
+    if not isinstance(record, Record) or record.state != "done" or record.value is None:
+        return None
+    try:
+        token_id = decode(record.value)
+    except (RecordCorrupt, ValueError):
+        return None
+    return token_id if isinstance(token_id, str) else None
+
+
+def end_session(text: str) -> Asking:
+    """Log out."""
+    answer_or_raise((yield Forget(_session_place(text))))
+
+
+def _session_place(text: str) -> Id:
+    return (TENANT, SESSIONS, hashlib.sha256(text.encode()).hexdigest())

@@ -20,8 +20,18 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
-from semel.testing.broker_outages import CutOffBroker, Outages
-from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
+from semel.testing.broker_scene import (
+    SCENARIOS,
+    WITHIN_S,
+    Broker,
+    CutOffBroker,
+    Outages,
+    Scene,
+    Sent,
+    needs_order,
+    scenario,
+    sent,
+)
 from semel.testing.contract.harness import check, equal
 
 __all__ = ["SCENARIOS", "Broker", "BrokerSuite", "CutOffBroker", "Scene", "Sent", "arun", "broker_operations"]

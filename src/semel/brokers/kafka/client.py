@@ -1,7 +1,8 @@
-"""Code that all Kafka clients share: a limited log, error classification, and a thread."""
+"""Code that all Kafka clients share: a limited log, error classification, a thread, and offsets to commit."""
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
@@ -12,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable
 
-__all__ = ["CLIENT_LOG", "ClientErrors", "DaemonThread", "error_of"]
+__all__ = ["CLIENT_LOG", "ClientErrors", "DaemonThread", "Offsets", "error_of"]
 
 REPEAT_S = 60.0
 """The interval between log lines of one kind: while brokers are unreachable the client writes 17 a second."""
@@ -138,3 +139,37 @@ class DaemonThread(Executor):
         self._calls.put(None)
         if wait:
             self._thread.join()
+
+
+class Offsets:
+    """The unfinished deliveries of one partition, in order. O(1) per call."""
+
+    __slots__ = ("_in_hand",)
+
+    def __init__(self) -> None:
+        self._in_hand: OrderedDict[int, bool] = OrderedDict()
+
+    def add(self, offset: int) -> None:
+        """Add a delivery. After a rewind it may be there already."""
+        self._in_hand.setdefault(offset, False)
+
+    def complete(self, offset: int) -> int | None:
+        """Mark a delivery as done; returns the offset to commit, if it has changed.
+
+        The committed offset is the next one to read. Compacted topics and transactions leave gaps: only offsets that
+        were delivered count.
+        """
+        if offset not in self._in_hand:
+            return None
+        self._in_hand[offset] = True
+        position = None
+        while self._in_hand:
+            first, finished = next(iter(self._in_hand.items()))
+            if not finished:
+                break
+            self._in_hand.popitem(last=False)
+            position = first + 1
+        return position
+
+    def __len__(self) -> int:
+        return len(self._in_hand)

@@ -25,7 +25,6 @@ import msgspec
 from msgspec.structs import replace
 
 from semel.brokers.dead_letters import DeadLetters, headers_of, letter_for
-from semel.brokers.failure_log import FailureLog
 from semel.brokers.handling import call_of
 from semel.brokers.kafka.batch import Backlog, Piece, TransactionClaims, hold_back, parts_of
 from semel.brokers.kafka.sending import is_too_large
@@ -39,7 +38,7 @@ from semel.brokers.kafka.transactor import (
     Where,
 )
 from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, SourceLink, outage_pause_s
-from semel.brokers.retry_queue import RunnerCounters, RunnerLimits
+from semel.brokers.retry_queue import FailureLog, RunnerCounters, RunnerLimits
 from semel.brokers.routes import Middleware, Route, event_facts
 from semel.brokers.source import DeadLetterInfo
 from semel.client import deliver

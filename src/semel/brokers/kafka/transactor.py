@@ -21,8 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from semel.brokers.kafka.client import CLIENT_LOG
-from semel.brokers.kafka.offsets import Offsets
+from semel.brokers.kafka.client import CLIENT_LOG, Offsets
 from semel.brokers.kafka.source import CALL_S, KafkaOptions, KafkaSource, RecordPosition, topics_of
 from semel.errors import Fenced, SourceRefused, SourceUnavailable, UsageError
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import JsonOption, StoreOption, settings_for
-from semel.cli.output import USAGE, CommandExit
+from semel.cli.options import JsonOption, StoreOption, ending_on_signals, settings_for
+from semel.cli.output import USAGE, CommandExit, console, print_json, print_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,6 @@ def bench(
     from pathlib import Path
 
     from semel.cli.bench.measure import scratch_for
-    from semel.cli.options import ending_on_signals
     from semel.stores.registry import store_for
 
     settings = settings_for(store=store)
@@ -60,7 +59,6 @@ def _measure(scratch: Any, seconds: float) -> "list[Measurement]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from semel.cli.bench.workloads import measures
-    from semel.cli.output import console
 
     drawn = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -79,7 +77,6 @@ def _measure(scratch: Any, seconds: float) -> "list[Measurement]":
 
 def _show(rows: "list[Measurement]", document: dict[str, Any], plot: "Path | None", *, as_json: bool) -> None:
     from semel.cli.bench.measure import bars, svg
-    from semel.cli.output import console, print_json, print_rows
 
     if plot is not None:
         plot.write_text(

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.options import JsonOption
-from semel.cli.output import FAILED, OK, CommandExit
+from semel.cli.options import JsonOption, ending_on_signals
+from semel.cli.output import FAILED, OK, CommandExit, print_json, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,6 @@ EVENTS_MIN, EVENTS_MAX = 10, 100_000
 WORKERS_MIN, WORKERS_MAX = 2, 32
 KILLS_MIN, KILLS_MAX = 4, 1000
 SEED_MAX = 2**32
-TERMINATED = 143
 LOG_BYTES_MAX = 2000
 
 
@@ -54,8 +53,6 @@ def demo(
     from pathlib import Path
 
     from semel.cli.demo.report import document, print_results
-    from semel.cli.options import ending_on_signals
-    from semel.cli.output import print_json, say
 
     drawn = secrets.randbelow(SEED_MAX) if seed is None else seed
     modes: tuple[Mode, ...] = ("control",) if control else ("inbox", "lease")
@@ -79,7 +76,7 @@ def _storms(
     from semel.cli.demo.queue import draw
     from semel.cli.demo.report import audit, display
     from semel.cli.demo.run import Storm, StormError
-    from semel.cli.demo.worker_pool import Nursery
+    from semel.cli.demo.worker import Nursery
 
     events, workers, kills = sizes
     log = folder / "workers.log"

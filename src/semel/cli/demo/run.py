@@ -27,8 +27,7 @@ from semel.cli.demo.queue import (
     Ready,
     WorkerSocket,
 )
-from semel.cli.demo.worker import LEASE_S, DemoFolder
-from semel.cli.demo.worker_pool import Nursery
+from semel.cli.demo.worker import LEASE_S, DemoFolder, Nursery
 
 __all__ = ["DemoProgress", "Storm", "StormError"]
 
@@ -57,7 +56,6 @@ class DemoProgress(Struct):
     replays: int = 0
     pauses: int = 0
     takeovers: int = 0
-    lost_claims: int = 0
     kills: Counter[Phase] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     """By event: kills, pauses and lost claims; each may repeat an effect outside the store."""
@@ -236,7 +234,6 @@ class Storm:
     def _on_nack(self, man: Crewman, nack: Nack) -> None:
         man.in_hand.discard(nack.number)
         if nack.lost:
-            self.progress.lost_claims += 1
             self.progress.hits[self._queue.events[nack.number]] += 1
         self._complaint = nack.why or self._complaint
         self._queue.nack(nack.number, time.monotonic() + min(nack.retry_after_s, RETRY_MAX_S))

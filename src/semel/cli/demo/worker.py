@@ -1,21 +1,30 @@
-"""A worker of the demo: takes deliveries, applies their effect, acknowledges. It may be killed at any point."""
+"""The workers of the demo, and the process that starts them.
 
+A worker takes deliveries, applies their effect, acknowledges. It may be killed at any point.
+"""
+
+import ctypes
 import os
+import select
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 import uuid
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 import semel
 from semel.cli.demo.queue import Ack, Arrived, Deliver, Go, Mode, Nack, Phase, Ready, WorkerSocket
 from semel.stores import Store
 
-__all__ = ["LEASE_S", "DemoFolder", "work"]
+__all__ = ["LEASE_S", "DemoFolder", "Nursery", "Order", "work"]
 
 LEASE_S = 0.4
 """Short, so that the claims of killed workers end soon."""
@@ -191,7 +200,7 @@ def work(end: socket.socket, folder: Path, mode: Mode) -> None:
         line.say(reply)
 
 
-def main(end: socket.socket, folder: Path, mode: Mode) -> int:
+def run_worker(end: socket.socket, folder: Path, mode: Mode) -> int:
     """Work until the queue is gone; returns the exit code."""
     try:
         work(end, folder, mode)
@@ -201,3 +210,107 @@ def main(end: socket.socket, folder: Path, mode: Mode) -> int:
         print(f"worker {os.getpid()}: {error!r}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE_BYTES = 4096
+_START = "from semel.cli.demo.worker import main; main()"
+_END_WAIT_S = 5.0
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A request for one worker."""
+
+    folder: str
+    mode: Mode
+
+
+class Nursery:
+    """The demo's connection to the process that starts workers. `close` leaves no process behind.
+
+    That process has all imports done and forks the workers, so a start takes milliseconds. When the demo ends or dies,
+    it kills the remaining workers and ends.
+    """
+
+    def __init__(self, errors: Path) -> None:
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        with errors.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, "-c", _START], stdin=theirs.fileno(), stdout=log, stderr=log
+            )
+        theirs.close()
+
+    def start(self, folder: Path, mode: Mode) -> tuple[int, socket.socket]:
+        """Start a worker. Returns its process id and our end of its socket. Raises `OSError` if the pool has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [msgspec.json.encode(Order(str(folder), mode))], [theirs.fileno()])
+        answer = self._control.recv(_MESSAGE_BYTES)
+        if not answer:
+            ours.close()
+            raise ConnectionError("the process that starts the workers has ended")
+        return int(answer), ours
+
+    def close(self) -> None:
+        """End every worker and the pool, and wait for it."""
+        self._control.close()
+        try:
+            self._process.wait(_END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> None:
+    """Serve orders from stdin, a socket, until it is closed; then kill the remaining workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=os.dup(0))
+    children: set[int] = set()
+    try:
+        while True:
+            if select.select((control,), (), (), 0.25)[0]:
+                order, ends, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
+                if not order:
+                    return
+                pid = _fork(control, msgspec.json.decode(order, type=Order), ends[0])
+                children.add(pid)
+                control.send(str(pid).encode())
+            _reap(children)
+    except OSError:
+        return
+    finally:
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _fork(control: socket.socket, order: Order, end: int) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(end)
+        return pid
+    code = 1
+    try:
+        die_with_parent()
+        control.close()
+        os.close(0)
+        code = run_worker(socket.socket(fileno=end), Path(order.folder), order.mode)
+    finally:
+        os._exit(code)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, even while it is stopped. Linux only."""
+    if sys.platform == "linux":
+        libc: Any = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _reap(children: set[int]) -> None:
+    for pid in list(children):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            children.discard(pid)

@@ -1,7 +1,8 @@
-"""Search, the timeline of one event, and the actions of operators."""
+"""Search, the timeline of one event, the actions of operators, and claims in flight."""
 
 import asyncio
 import re
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from semel.core.commands import Forget, Lookup, Page, Resolve, Scan, answer_or_r
 from semel.core.ids import is_own
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
-from semel.observe.formatting import document, now_us, summary
+from semel.observe.formatting import claim_of, document, now_us, summary
 from semel.runtime import audit
 from semel.server.auth import permit
 from semel.server.dashboard.auth import Viewer, form_of
@@ -87,6 +88,7 @@ def routes(desk: Dashboard) -> list[Route]:
         Route("/forget/{consumer}/{key:path}", forget, methods=["POST"]),
         Route("/replay/{consumer}/{key:path}", replay, methods=["POST"]),
         Route("/decide/{consumer}/{key:path}", decide, methods=["POST"]),
+        *_flight_routes(desk),
     ]
 
 
@@ -221,3 +223,56 @@ async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[st
 
 def _problem_of_change() -> HttpProblem:
     return HttpProblem(409, "changed", "the event has changed since the page was loaded; reload it")
+
+
+FLIGHT_ROWS_MAX = 200
+FLIGHT_S = 1.5
+SLOW_SHARE = 10.0
+"""A listing is cached for this many times its duration."""
+
+
+def _flight_routes(desk: Dashboard) -> list[Route]:
+    """The page of claims in flight: the age of each, and its lease."""
+    known: dict[str | None, tuple[float, list[Record]]] = {}
+
+    async def claims(viewer: Viewer) -> dict[str, Any]:
+        until, records = known.get(viewer.tenant, (0.0, []))
+        if time.monotonic() >= until:
+            began = time.monotonic()
+            page: Page = await desk.looks.slow(Scan(viewer.tenant, None, "claimed", limit=FLIGHT_ROWS_MAX))
+            records = [each for each in page.records if not is_own(each.tenant, each.consumer)]
+            took_s = time.monotonic() - began
+            if len(known) > FLIGHT_ROWS_MAX:
+                known.clear()
+            known[viewer.tenant] = (time.monotonic() + max(FLIGHT_S, SLOW_SHARE * took_s), records)
+        now = now_us()
+        rows = sorted((_flight_row(viewer, each, now) for each in records), key=lambda row: -row["age_s"])
+        return {"claims": rows, "address": address, "rows_max": FLIGHT_ROWS_MAX}
+
+    async def flight(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        return await desk.page(request, viewer, "flight.html", await claims(viewer))
+
+    async def part(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        return await desk.page(request, viewer, "_flight.html", await claims(viewer))
+
+    return [Route("/flight", flight), Route("/parts/flight", part)]
+
+
+def _flight_row(viewer: Viewer, record: Record, now: int) -> dict[str, Any]:
+    began = max(
+        record.fence, record.first_seen_us
+    )  # the fence of a claim is its time, unless clocks went back
+    age_s, left_s = max(0.0, (now - began) / 1e6), (record.lease_until_us - now) / 1e6
+    whole_s = age_s + max(0.0, left_s)
+    return {
+        "id": record.id,
+        "key": viewer.key(record.id),
+        "what": claim_of(record, now),
+        "attempt": record.attempt,
+        "age_s": age_s,
+        "left_s": left_s,
+        "share": 1.0 if left_s <= 0 else age_s / whole_s if whole_s else 0.0,
+        "journaled": record.journal is not None,
+    }

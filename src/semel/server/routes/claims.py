@@ -18,7 +18,6 @@ from semel.core.ids import idempotency_key
 from semel.errors import ValueInvalid
 from semel.observe.formatting import error_of, readable
 from semel.policy import Policy
-from semel.server.openapi import Document
 from semel.server.problems import HttpProblem
 from semel.server.requests import (
     ClaimAsked,
@@ -34,7 +33,7 @@ from semel.server.requests import (
     SettleReplies,
     SettleReply,
 )
-from semel.server.routes.base import Asked, answer, authorize, beside_loop, many, read
+from semel.server.routes.base import Asked, Document, answer, authorize, beside_loop, many, read
 from semel.server.slow_lane import answer_bytes
 from semel.stores.http.encoding import ItemRefusal
 from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown

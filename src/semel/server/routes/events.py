@@ -10,12 +10,12 @@ from starlette.websockets import WebSocketDisconnect
 
 from semel.server.auth import Caller
 from semel.server.events import Events, IncomingEvent, incoming
-from semel.server.openapi import Document
 from semel.server.problems import HttpProblem, problem_of_body
 from semel.server.requests import EventOutcome, EventOutcomes
 from semel.server.routes.base import (
     JSON,
     TENANT_HEADER,
+    Document,
     answer,
     authorize,
     body_of,

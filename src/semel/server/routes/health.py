@@ -1,15 +1,19 @@
-"""`/livez`, `/readyz`, `/metrics`: for monitoring."""
+"""The service itself: `/livez`, `/readyz` and `/metrics` for monitoring, `/docs` for people."""
+
+import json
+from functools import cache
+from html import escape
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from semel.core.commands import Lookup
 from semel.errors import StoreError
 from semel.server import tokens
-from semel.server.openapi import Document
 from semel.server.problems import unavailable
-from semel.server.routes.base import authorize
+from semel.server.routes.base import Document, authorize
 from semel.server.service import Service
 from semel.types import Unavailable
 
@@ -61,3 +65,51 @@ def add(app: FastAPI, document: Document) -> None:
         return Response(ask.service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(routes)
+    _add_docs(app)
+
+
+DOCS = """<!doctype html><html lang="en"><meta charset="utf-8"><title>semel</title>
+<meta name="viewport" content="width=device-width">
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
+pre{{background:#8881;padding:.6rem;overflow:auto}}code{{font-family:ui-monospace,monospace}}
+@media(prefers-color-scheme:dark){{body{{background:#111;color:#ddd}}a{{color:#8bf}}}}</style>
+<h1>semel {version}</h1><p>The same for programs: <a href="openapi.json">openapi.json</a>.</p>{parts}</html>"""
+DOCS_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+def _add_docs(app: FastAPI) -> None:
+    """Add `/docs`: the endpoints and their examples on one page, which loads no other file."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(), headers=DOCS_POLICY)
+
+    @cache
+    def page() -> str:
+        made = app.openapi()
+        parts = [
+            _docs_part(method, path, operation)
+            for path, methods in made["paths"].items()
+            for method, operation in methods.items()
+        ]
+        return DOCS.format(version=escape(app.version), parts="".join(parts))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
+    @cache
+    def document() -> bytes:
+        return json.dumps(app.openapi()).encode()
+
+
+def _docs_part(method: str, path: str, operation: dict[str, Any]) -> str:
+    text = f"<h2><code>{method.upper()} {escape(path)}</code></h2><p><b>{escape(operation.get('summary', ''))}.</b> "
+    text += escape(operation.get("description", "")) + "</p>"
+    takes = operation.get("requestBody", {}).get("content", {})
+    gives = operation.get("responses", {}).get("200", {}).get("content", {})
+    for title, content in (("Send", takes), ("Get", gives)):
+        example = next((each["example"] for each in content.values() if "example" in each), None)
+        if example is not None:
+            text += f"<p>{title}:</p><pre>{escape(json.dumps(example, indent=2))}</pre>"
+    return text

@@ -8,9 +8,17 @@ from starlette.responses import Response
 
 from semel.core.commands import Answer, Item
 from semel.server.auth import to_caller_answer, to_store_item
-from semel.server.openapi import Document
 from semel.server.problems import HttpProblem, problem_of_body
-from semel.server.routes.base import JSON, answer, authorize, body_of, content_type, many, wrong_type
+from semel.server.routes.base import (
+    JSON,
+    Document,
+    answer,
+    authorize,
+    body_of,
+    content_type,
+    many,
+    wrong_type,
+)
 from semel.server.service import refusal
 from semel.stores.http import encoding
 from semel.stores.http.encoding import ItemRefusal

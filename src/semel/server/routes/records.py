@@ -20,10 +20,9 @@ from semel.core.commands import (
 from semel.observe.formatting import document as document_of
 from semel.observe.formatting import exact_text, now_us, summary
 from semel.runtime import audit
-from semel.server.openapi import Document
 from semel.server.problems import HttpProblem
 from semel.server.requests import Purging, WindowAsked
-from semel.server.routes.base import Asked, answer, authorize, beside_loop, read
+from semel.server.routes.base import Asked, Document, answer, authorize, beside_loop, read
 from semel.server.slow_lane import answer_bytes
 from semel.types import Absent, Busy, Record, State, Stats
 from semel.windows import window_us

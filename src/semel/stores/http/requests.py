@@ -1,6 +1,8 @@
-"""Requests of the http store, for sync and async: its settings, the parts of a batch, and how to read a reply."""
+"""Requests of the http store, for sync and async: settings, clients, the parts of a batch, how to read a reply."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -17,11 +19,19 @@ from semel.runtime.urls import struct_options
 from semel.stores.http import encoding
 from semel.types import Completed, Forgotten, Unavailable
 
-__all__ = ["About", "HttpOptions", "HttpRequests", "HttpTarget", "RequestPart", "parse"]
-
 if TYPE_CHECKING:
     import ssl
 
+__all__ = [
+    "About",
+    "AsyncHttpClients",
+    "HttpClients",
+    "HttpOptions",
+    "HttpRequests",
+    "HttpTarget",
+    "RequestPart",
+    "parse",
+]
 
 WAIT_MAX_S = 3600.0
 TOKEN_CHARS_MAX = 4096
@@ -292,3 +302,55 @@ def _detail_of(response: httpx2.Response) -> str:
         return ""
     detail = document.get("detail") if isinstance(document, dict) else None
     return detail[:PROBLEM_CHARS_MAX] if isinstance(detail, str) else ""
+
+
+class HttpClients:
+    """One client for all threads, created at first use."""
+
+    def __init__(self, talk: HttpRequests) -> None:
+        self._talk = talk
+        self._lock = Lock()
+        self._client: httpx2.Client | None = None
+
+    def get(self) -> httpx2.Client:
+        """Return the client. Raises `StoreClosed` after the store was closed."""
+        with self._lock:
+            if self._talk.closed:
+                raise self._talk.closed_error()
+            if self._client is None:
+                self._client = httpx2.Client(**self._talk.client_options())
+            return self._client
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class AsyncHttpClients:
+    """A client for each event loop: a program may run one loop after the other."""
+
+    def __init__(self, talk: HttpRequests) -> None:
+        self._talk = talk
+        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
+
+    def get(self) -> httpx2.AsyncClient:
+        """Return the client of the running loop. Raises `StoreClosed` after the store was closed."""
+        if self._talk.closed:
+            raise self._talk.closed_error()
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            self._clients = {each: its for each, its in self._clients.items() if not each.is_closed()}
+            client = self._clients[loop] = httpx2.AsyncClient(**self._talk.client_options())
+        return client
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop, and forget those of other loops."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        self._clients.clear()
+        if client is not None:
+            with suppress(*FAILED):
+                await client.aclose()

@@ -10,8 +10,15 @@ from semel.core.commands import Answer, Item
 from semel.core.protocols import AsyncStore, Capabilities, Listener
 from semel.runtime.process import restart_after_fork
 from semel.stores.http import encoding
-from semel.stores.http.clients import HttpClients
-from semel.stores.http.requests import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, HttpRequests, RequestPart
+from semel.stores.http.requests import (
+    ABOUT_PATH,
+    DROPPED,
+    FAILED,
+    ITEMS_PATH,
+    HttpClients,
+    HttpRequests,
+    RequestPart,
+)
 
 __all__ = ["HttpStore"]
 

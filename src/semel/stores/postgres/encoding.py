@@ -25,7 +25,6 @@ Row: TypeAlias = tuple[Any, ...]
 
 GRANULE_US = 60_000_000
 """Records expire exactly; the purge index holds the minute in which to check them."""
-BIGINT_MAX = 2**63 - 1
 
 RELEASED = 5
 """The goal of a settle that releases the claim; it is not a state."""

@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel.brokers.routes import reader
 from semel.brokers.source import Arrival
-from semel.runtime.annotations import parameter_type, return_type, signature_of
+from semel.runtime.handlers import parameter_type, return_type, signature_of
 
 
 class Order(msgspec.Struct):
