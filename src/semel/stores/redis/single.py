@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, TypeAlias
 
+import msgspec
+
 from semel.core.commands import Answer, Claim, Granted, Item, Known, Settle
 from semel.core.ids import digest
 from semel.core.machine import decide
@@ -30,7 +32,7 @@ from semel.stores.redis.records import (
 )
 from semel.types import Busy, Completed, Mismatch
 
-__all__ = ["SingleCall", "SingleClaim", "SingleItems", "SingleSettle"]
+__all__ = ["RedisSingleCall", "RedisSingleClaim", "RedisSingleItems", "RedisSingleSettle"]
 
 CLAIMS_MAX = 1024
 """How many claims are remembered for their settles; when there are more, all are dropped."""
@@ -53,19 +55,17 @@ def _kept_ms(time_us: int) -> int:
     return -(-time_us // 1000) + SPARE_MS
 
 
-class GrantedClaim:
+class GrantedClaim(msgspec.Struct, frozen=True, gc=False):
     """A claim that the fast path wrote: its record's bytes, and the numbers in them that its settle needs."""
 
-    __slots__ = ("expires_at_us", "fence", "more", "raw")
-
-    def __init__(self, fence: int, expires_at_us: int, more: int, raw: bytes) -> None:
-        self.fence = fence
-        self.expires_at_us = expires_at_us
-        self.more = more
-        self.raw = raw
+    fence: int
+    expires_at_us: int
+    more: int
+    """The second flags of the record."""
+    raw: bytes
 
 
-class SingleClaim:
+class RedisSingleClaim:
     """A claim with only a key, an owner, a lease, a window, a type and a fingerprint."""
 
     __slots__ = ("_claims", "_first", "_more", "_tail", "arguments", "item", "script")
@@ -126,7 +126,7 @@ def _decide(item: Claim, now: int, raw: bytes) -> Answer:
     return answer if changed is None and isinstance(answer, _READ_ONLY) else None
 
 
-class SingleSettle:
+class RedisSingleSettle:
     """A completion or a failure of a claim that the fast path wrote, and that has not changed since."""
 
     __slots__ = ("arguments", "item", "script")
@@ -161,10 +161,10 @@ class SingleSettle:
         return None if reply is None else Completed(at_us=reply)
 
 
-SingleCall: TypeAlias = SingleClaim | SingleSettle
+RedisSingleCall: TypeAlias = RedisSingleClaim | RedisSingleSettle
 
 
-class SingleItems:
+class RedisSingleItems:
     """The fast path of one store object. It remembers the claims that it wrote, for their settles."""
 
     def __init__(self, exchange: RedisExchange) -> None:
@@ -175,28 +175,32 @@ class SingleItems:
         self._settles: bool = exchange.waits is None
         """Whether a settle is over with its reply: it does not wait for replicas or disks."""
 
-    def call_for(self, items: Sequence[Item]) -> SingleCall | None:
+    def call_for(self, items: Sequence[Item]) -> RedisSingleCall | None:
         """Return the call for a single plain item; `None`: it has to go the full way, as the very first item does."""
         if len(items) != 1 or not self._serves or 0 not in self._exchange.epochs:
             return None
         item = items[0]
         try:
             if type(item) is Claim:
-                return SingleClaim(item, self._exchange, self._claims) if SingleClaim.is_plain(item) else None
+                return (
+                    RedisSingleClaim(item, self._exchange, self._claims)
+                    if RedisSingleClaim.is_plain(item)
+                    else None
+                )
             if type(item) is Settle:
                 claim = self._claims.pop(item.owner, None)
                 if (
                     claim is not None
                     and claim.fence == item.fence
                     and self._settles
-                    and SingleSettle.is_plain(item)
+                    and RedisSingleSettle.is_plain(item)
                 ):
-                    return SingleSettle(item, self._exchange, claim)
+                    return RedisSingleSettle(item, self._exchange, claim)
         except (KeyInvalid, UnicodeEncodeError, OverflowError):
             pass  # the full way refuses it with a message
         return None
 
-    def command_of(self, call: SingleCall, now: bytes, *, as_text: bool) -> Sequence[bytes | int]:
+    def command_of(self, call: RedisSingleCall, now: bytes, *, as_text: bool) -> Sequence[bytes | int]:
         """Return the command for the call."""
         exchange, key = self._exchange, digest(call.item.id)
         script = call.script
@@ -205,7 +209,7 @@ class SingleItems:
             script.text if as_text else script.sha,
             2,
             exchange.layout.epochs[0],
-            exchange.layout.records[key[0] & 63] + key,
+            exchange.layout.records[key[0] & (encoding.BUCKETS - 1)] + key,
             now,
             exchange.epochs[0],
             *call.arguments,

@@ -14,7 +14,7 @@ from semel.stores.redis.connections import RedisPool, RedisPools
 from semel.stores.redis.errors import kind_of
 from semel.stores.redis.pipeline import Pipeline
 from semel.stores.redis.server_checks import ServerFacts, facts_of_masters
-from semel.stores.redis.single import SingleCall
+from semel.stores.redis.single import RedisSingleCall
 from semel.stores.redis.store_async import AsyncRedisStore
 
 __all__ = ["RedisStore"]
@@ -99,7 +99,7 @@ class RedisStore(RedisStoreBase):
         """Perform the steps of another exchange with the same servers; returns their result."""
         return Pipeline(self._core, self._open_pool()).run(steps)
 
-    def _send_single(self, pipeline: Pipeline, call: SingleCall) -> list[Answer]:
+    def _send_single(self, pipeline: Pipeline, call: RedisSingleCall) -> list[Answer]:
         """Answer one item by its own script; if that does not decide, by the script for many."""
         core = self._core
         (reply,) = pipeline.ask([core.single_call(call)])

@@ -13,7 +13,7 @@ from semel.stores.redis.connections_async import AsyncRedisPool, AsyncRedisPools
 from semel.stores.redis.errors import kind_of
 from semel.stores.redis.pipeline_async import AsyncPipeline
 from semel.stores.redis.server_checks import ServerFacts, facts_of_masters
-from semel.stores.redis.single import SingleCall
+from semel.stores.redis.single import RedisSingleCall
 
 # sync: from semel.stores.redis.store_async import AsyncRedisStore
 
@@ -99,7 +99,7 @@ class AsyncRedisStore(RedisStoreBase):
         """Perform the steps of another exchange with the same servers; returns their result."""
         return await AsyncPipeline(self._core, await self._open_pool()).run(steps)
 
-    async def _send_single(self, pipeline: AsyncPipeline, call: SingleCall) -> list[Answer]:
+    async def _send_single(self, pipeline: AsyncPipeline, call: RedisSingleCall) -> list[Answer]:
         """Answer one item by its own script; if that does not decide, by the script for many."""
         core = self._core
         (reply,) = await pipeline.ask([core.single_call(call)])
