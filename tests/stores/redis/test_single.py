@@ -195,7 +195,8 @@ def test_two_items_take_the_full_way(store: Store) -> None:
 
 
 def test_what_cannot_be_stored_is_refused_with_a_message(ways: Ways) -> None:
-    bad = [claim("\ud800"), claim("key", event_type="x" * 70_000), claim("key", owner=b"x" * 300)]
+    long = "x" * 70_000
+    bad = [claim("\ud800"), claim(long), claim("key", event_type=long), claim("key", owner=b"x" * 300)]
     for item in bad:
         way, answer = ways.of(item)
         assert (way, type(answer)) == ([FULL], Unavailable)

@@ -81,11 +81,14 @@ def scope_name(tenant: str, consumer: str) -> bytes:
 
 
 def name_of(record_id: Id, *, readable: bool) -> bytes:
-    """Return the name of a record; without its key if keys must stay unreadable."""
+    """Return the name of a record; without its key if keys must stay unreadable.
+
+    Raises `OverflowError` for a name that is too long, and `UnicodeEncodeError` for one that is not valid text.
+    """
     name = scope_name(record_id[0], record_id[1])
     if readable:
         name += record_id[2].encode()
-    return _U2.pack(len(name)) + name
+    return len(name).to_bytes(2) + name
 
 
 # --- items --------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def _anchor(item: Claim) -> bytes:
 def plain_claim(item: Claim, *, readable: bool) -> tuple[int, bytes]:
     """Return the second flags of a plain claim's record, and its bytes after the header.
 
-    Raises `KeyInvalid` and `UnicodeEncodeError` for names that a record cannot hold.
+    Raises `KeyInvalid`, `OverflowError` and `UnicodeEncodeError` for texts that a record cannot hold.
     """
     more, owner = NAME, item.owner
     tail = _BYTE[len(owner)] + owner + name_of(item.id, readable=readable)

@@ -71,7 +71,7 @@ class RedisSingleClaim:
     __slots__ = ("_claims", "_first", "_more", "_tail", "arguments", "item", "script")
 
     def __init__(self, item: Claim, exchange: RedisExchange, claims: dict[bytes, GrantedClaim]) -> None:
-        """Raises `KeyInvalid` and `UnicodeEncodeError` for names that a record cannot hold."""
+        """Raises `KeyInvalid`, `OverflowError` and `UnicodeEncodeError` for texts that a record cannot hold."""
         self.item: Claim = item
         self._claims = claims
         self._more, self._tail = encoding.plain_claim(item, readable=exchange.readable_keys)
