@@ -1,6 +1,7 @@
-"""One of several processes on the same keys: `python -m tests.stores.redis.racer URL race|hold`.
+"""One of several processes on the same keys: `python -m tests.stores.redis.racer URL race|alone|hold`.
 
 Says `ready` and waits for a line. `race`: claims, completes and marks every key, and prints what it won.
+`alone`: the same, one item at a time.
 `hold`: claims the keys it is told, line by line, says so, and never completes them: it is there to be killed.
 """
 
@@ -22,13 +23,13 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def race(store: RedisStore) -> None:
+def race(store: RedisStore, size: int) -> None:
     sys.stdin.readline()
     claimed: list[str] = []
     marked: list[str] = []
     order = KEYS if os.getpid() % 2 else KEYS[::-1]
-    for start in range(0, len(order), BATCH):
-        some = order[start : start + BATCH]
+    for start in range(0, len(order), size):
+        some = order[start : start + size]
         claims = [Claim(("", "claims", key), os.urandom(16), MINUTE_US, MINUTE_US) for key in some]
         granted = [
             (claim, answer)
@@ -58,8 +59,8 @@ def main() -> None:
     store = RedisStore(sys.argv[1])
     store.open()
     say("ready")
-    if sys.argv[2] == "race":
-        race(store)
+    if sys.argv[2] in ("race", "alone"):
+        race(store, BATCH if sys.argv[2] == "race" else 1)
     else:
         hold(store)
     store.close()

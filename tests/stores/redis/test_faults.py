@@ -103,6 +103,7 @@ def test_a_batch_is_one_round_trip(make: Make, own: redis.Own) -> None:
     with Proxy(own.port) as proxy:
         store = make(through(proxy, own.url))
         finish(store, "warm")
+        finish(store, "warmer")  # single items take another script after the first
         store.send([claim("warm"), Mark("", "consumer", ["warm"], S)])  # now the server knows all scripts
         running = [claim(f"key {number}") for number in range(100)]
         granted = store.send(running)

@@ -41,10 +41,14 @@ def tell(process: "subprocess.Popen[str]", line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["server", "cluster"])
-def test_racing_processes_have_one_winner_per_key(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "hows"),
+    [("server", ["race"]), ("server", ["alone"]), ("server", ["alone", "race"]), ("cluster", ["race"])],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_racing_processes_have_one_winner_per_key(tmp_path: Path, where: str, hows: list[str]) -> None:
     url = redis.place(tmp_path) if where == "server" else redis.cluster(tmp_path)
-    racers = [start(url, "race") for _ in range(PROCESSES)]
+    racers = [start(url, hows[number % len(hows)]) for number in range(PROCESSES)]
     for racer in racers:
         assert hear(racer) == "ready"
     for racer in racers:
@@ -76,6 +80,8 @@ def test_the_claims_of_a_killed_process_are_taken_over(tmp_path: Path) -> None:
         for kill in range(KILLS):
             victim = start(url, "hold")
             assert hear(victim) == "ready"
+            tell(victim, f"warm {kill}")  # the next one takes the short way
+            hear(victim)
             tell(victim, f"key {kill}")
             told = json.loads(hear(victim))
             victim.kill()

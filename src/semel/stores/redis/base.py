@@ -17,6 +17,7 @@ from semel.stores.redis.calls import Address, KeyLayout, RedisCall, Steps, scrip
 from semel.stores.redis.exchange import RedisExchange, busy_ids, ended_ids
 from semel.stores.redis.server_checks import Map, ServerFacts
 from semel.stores.redis.settings import RedisOptions, RedisTarget, parse
+from semel.stores.redis.single import RedisSingleCall, RedisSingleItems
 from semel.types import Id
 
 __all__ = ["RedisState", "RedisStoreBase", "link_options", "pack"]
@@ -64,6 +65,7 @@ class RedisState:
             new_token=lambda: os.urandom(8).hex().encode(),
             where=self.address,
         )
+        self.single: RedisSingleItems = RedisSingleItems(self.exchange)
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -115,8 +117,19 @@ class RedisState:
 
     def carry_out(self, items: Sequence[Item]) -> Steps:
         """Answer the items."""
-        now = b"" if self.clock is None else b"%d" % self.clock.now_us()
-        return self.exchange.carry_out(items, now)
+        return self.exchange.carry_out(items, self._now())
+
+    def carry_out_again(self, call: RedisSingleCall) -> Steps:
+        """Answer an item whose connection broke once."""
+        return self.exchange.carry_out_again(call.item, self._now())
+
+    def single_call(self, call: RedisSingleCall, *, as_text: bool = False) -> RedisCall:
+        """Return the call of the fast path for the server."""
+        return RedisCall(self.single.command_of(call, self._now(), as_text=as_text))
+
+    def _now(self) -> bytes:
+        """Return the time that replaces the server's; empty: the server's time counts."""
+        return b"" if self.clock is None else b"%d" % self.clock.now_us()
 
     def closed_error(self) -> StoreClosed:
         """Error for calls made after `close()`."""

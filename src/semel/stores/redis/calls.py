@@ -260,20 +260,25 @@ class Scripts(Struct, frozen=True):
     settle: Script
     mark: Script
     compact: Script
+    claim_one: Script
+    settle_one: Script
 
 
 @lru_cache(maxsize=2)
 def scripts_for(*, shebang: bool) -> Scripts:
     """Load the scripts for servers that support script flags, or for older ones."""
+    settles = ALLOW_OOM if shebang else b""
     return Scripts(
-        claim=_load("claim", b""),
-        settle=_load("settle", ALLOW_OOM if shebang else b""),
-        mark=_load("mark", b""),
-        compact=_load("compact", b""),
+        claim=_load(b"", "prelude", "claim"),
+        settle=_load(settles, "prelude", "settle"),
+        mark=_load(b"", "prelude", "mark"),
+        compact=_load(b"", "prelude", "compact"),
+        claim_one=_load(b"", "claim_one"),
+        settle_one=_load(settles, "settle_one"),
     )
 
 
-def _load(name: str, first_line: bytes) -> Script:
+def _load(first_line: bytes, *parts: str) -> Script:
     folder = files("semel.stores.redis") / "scripts"
-    text = first_line + b"\n".join((folder / f"{part}.lua").read_bytes() for part in ("prelude", name))
-    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode())
+    text = first_line + b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
+    return Script(parts[-1], text, sha1(text, usedforsecurity=False).hexdigest().encode())

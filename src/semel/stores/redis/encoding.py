@@ -20,6 +20,7 @@ from semel.stores.redis.records import (
     PRINT,
     QUARANTINE,
     SLIDING,
+    TIME_BYTES,
     TYPE,
     unpack,
     unpack_known,
@@ -57,7 +58,7 @@ _SETTLE = Struct(">BBBdddd")
 _RENEW = Struct(">BBdd")
 _FORGET = Struct(">BBdB")
 _TIME = Struct(">d")
-_U2, _U4, _U7 = Struct(">H"), Struct(">I"), 7
+_U2, _U4 = Struct(">H"), Struct(">I")
 _SCOPE = Struct(">HH")
 
 TAG_BYTES = 4
@@ -80,11 +81,14 @@ def scope_name(tenant: str, consumer: str) -> bytes:
 
 
 def name_of(record_id: Id, *, readable: bool) -> bytes:
-    """Return the name of a record; without its key if keys must stay unreadable."""
+    """Return the name of a record; without its key if keys must stay unreadable.
+
+    Raises `OverflowError` for a name that is too long, and `UnicodeEncodeError` for one that is not valid text.
+    """
     name = scope_name(record_id[0], record_id[1])
     if readable:
         name += record_id[2].encode()
-    return _U2.pack(len(name)) + name
+    return len(name).to_bytes(2) + name
 
 
 # --- items --------------------------------------------------------------------------------------
@@ -151,17 +155,35 @@ def _anchor(item: Claim) -> bytes:
     if not item.apart_us or item.event_time_us is None:
         return b""
     happened = min(max(item.event_time_us, 0), FOREVER)
-    return happened.to_bytes(_U7) + min(happened + item.window_us, FOREVER).to_bytes(_U7)
+    return happened.to_bytes(TIME_BYTES) + min(happened + item.window_us, FOREVER).to_bytes(TIME_BYTES)
 
 
-def _whole_claim(item: Claim, tail: bytes) -> tuple[Any, bytes]:
-    flags, more = 0, NAME | (ANCHOR if item.apart_us and item.event_time_us is not None else 0)
+def plain_claim(item: Claim, *, readable: bool) -> tuple[int, bytes]:
+    """Return the second flags of a plain claim's record, and its bytes after the header.
+
+    Raises `KeyInvalid`, `OverflowError` and `UnicodeEncodeError` for texts that a record cannot hold.
+    """
+    more, owner = NAME, item.owner
+    tail = _BYTE[len(owner)] + owner + name_of(item.id, readable=readable)
+    if item.event_type or item.fingerprint is not None:
+        return _with_texts(item, more, tail)
+    return more, tail
+
+
+def _with_texts(item: Claim, more: int, tail: bytes) -> tuple[int, bytes]:
+    """Add the event type and the fingerprint."""
     if item.event_type:
         more |= TYPE
         tail += _short(item.event_type.encode(), "an event type")
     if item.fingerprint is not None:
         more |= PRINT
         tail += _short(item.fingerprint, "a fingerprint")
+    return more, tail
+
+
+def _whole_claim(item: Claim, tail: bytes) -> tuple[Any, bytes]:
+    flags, more = 0, NAME | (ANCHOR if item.apart_us and item.event_time_us is not None else 0)
+    more, tail = _with_texts(item, more, tail)
     if item.meta is not None:
         more |= META
         tail += _U4.pack(len(item.meta)) + item.meta
@@ -215,7 +237,7 @@ def ends(items: Sequence[RecordItem]) -> list[Encoded]:
             if found is None:
                 found = alike[shape] = (_settle_head(item, 0, VOID if void else 0), [], [], [])
             _, which, digests, args = found
-        own = item.fence.to_bytes(_U7) + _BYTE[len(owner)] + owner
+        own = item.fence.to_bytes(TIME_BYTES) + _BYTE[len(owner)] + owner
         if value is not None and not void and to in _KEEPING:
             own += len(value).to_bytes(4) + value
         which.append(at)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from semel.core.backoff import backoff_s
-from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
+from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked, Settle
 from semel.core.ids import digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import encoding, errors
@@ -69,7 +69,7 @@ class RedisExchange:
         self.retry_s: float = options.retry_s
         self.scripts: Scripts
         self._on_lost = b"s" if options.on_store_lost == "fail" else b""
-        self._waits: Waits | None = Waits.of(options)
+        self.waits: Waits | None = Waits.of(options)
         self._where = where
         self._channel: bytes = layout.channel if cluster else b"?" + layout.channel
         self._new_token = new_token
@@ -117,6 +117,16 @@ class RedisExchange:
         yield from self.ask_all(parts, answers, now, sent)
         if self.bins_wanted:
             yield from redis_marks.look_again(self, items, answers, now)
+        return answers
+
+    def carry_out_again(self, item: Claim | Settle, now: bytes) -> Generator[Step, Any, list[Answer]]:
+        """Answer an item whose connection broke once: as every call it is sent only once more."""
+        answers: list[Answer] = [None]
+        parts = list(self._parts("claim" if type(item) is Claim else "end", 0, [item], answers))
+        for part in parts:
+            part.cuts = 1
+        yield Refresh()
+        yield from self.ask_all(parts, answers, now)
         return answers
 
     def _pieces(
@@ -237,10 +247,10 @@ class RedisExchange:
         while parts:
             calls = self._calls(parts[sent:], now)
             sent = 0
-            if self._waits is None:
+            if self.waits is None:
                 replies = yield RedisQuery(calls)
             else:
-                replies = yield from self._ask_and_wait(self._waits, calls, parts)
+                replies = yield from self._ask_and_wait(self.waits, calls, parts)
             again: list[CallPart] = []
             later: list[CallPart] = []
             refresh = False

@@ -48,20 +48,20 @@ class Conversation:
             self.drop()
             raise
 
-    def read(self, calls: list[RedisCall]) -> list[Any]:
-        """Return a reply for each call; if the connection breaks, the rest get its error."""
+    def read(self, calls: list[RedisCall], packed: bytes = b"") -> list[Any]:
+        """Send `packed`, then return a reply for each call; if the connection breaks, the rest get its error."""
         replies: list[Any] = []
-        connection = self._connection
-        if connection is not None:
+        if packed or self._connection is not None:
             try:
-                self._read(connection, calls, replies)
+                self._read(calls, packed, replies)
             except Exception as error:  # noqa: BLE001 - classified by `_note`
                 self._note(error)
             except BaseException:
                 self.drop()
                 raise
             else:
-                self._connection = None
+                connection, self._connection = self._connection, None
+                assert connection is not None
                 self._pool.release(connection)
                 return replies
         return replies + [self._error] * (len(calls) - len(replies))
@@ -71,7 +71,11 @@ class Conversation:
             self._connection = self._pool.take(self._address)
         self._connection.send(packed)
 
-    def _read(self, connection: RedisConnection, calls: list[RedisCall], replies: list[Any]) -> None:
+    def _read(self, calls: list[RedisCall], packed: bytes, replies: list[Any]) -> None:
+        if packed:
+            self._send(packed)
+        connection = self._connection
+        assert connection is not None
         if calls[0].lines:
             replies += connection.read_lines(calls)
             return
@@ -82,8 +86,7 @@ class Conversation:
 
     def converse(self, calls: list[RedisCall]) -> list[Any]:
         """Send calls and read their replies."""
-        self.send(calls)
-        return self.read(calls)
+        return self.read(calls, pack(calls))
 
     def drop(self) -> None:
         """Close the connection: its remaining replies will not be read."""

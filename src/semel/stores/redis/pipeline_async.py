@@ -51,22 +51,22 @@ class AsyncConversation:
             await self.drop()
             raise
 
-    async def read(self, calls: list[RedisCall]) -> list[Any]:
-        """Return a reply for each call; if the connection breaks, the rest get its error."""
+    async def read(self, calls: list[RedisCall], packed: bytes = b"") -> list[Any]:
+        """Send `packed`, then return a reply for each call; if the connection breaks, the rest get its error."""
         replies: list[Any] = []
-        connection = self._connection
-        if connection is not None:
+        if packed or self._connection is not None:
             try:
                 async with asyncio.timeout_at(self._until):  # sync: drop
-                    await self._read(connection, calls, replies)
-                # sync: self._read(connection, calls, replies)
+                    await self._read(calls, packed, replies)
+                # sync: self._read(calls, packed, replies)
             except Exception as error:  # noqa: BLE001 - classified by `_note`
                 await self._note(error)
             except BaseException:
                 await self.drop()
                 raise
             else:
-                self._connection = None
+                connection, self._connection = self._connection, None
+                assert connection is not None
                 await self._pool.release(connection)
                 return replies
         return replies + [self._error] * (len(calls) - len(replies))
@@ -76,9 +76,11 @@ class AsyncConversation:
             self._connection = await self._pool.take(self._address)
         await self._connection.send(packed)
 
-    async def _read(
-        self, connection: AsyncRedisConnection, calls: list[RedisCall], replies: list[Any]
-    ) -> None:
+    async def _read(self, calls: list[RedisCall], packed: bytes, replies: list[Any]) -> None:
+        if packed:
+            await self._send(packed)
+        connection = self._connection
+        assert connection is not None
         if calls[0].lines:
             replies += await connection.read_lines(calls)
             return
@@ -89,8 +91,7 @@ class AsyncConversation:
 
     async def converse(self, calls: list[RedisCall]) -> list[Any]:
         """Send calls and read their replies."""
-        await self.send(calls)
-        return await self.read(calls)
+        return await self.read(calls, pack(calls))
 
     async def drop(self) -> None:
         """Close the connection: its remaining replies will not be read."""

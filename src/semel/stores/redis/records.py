@@ -9,6 +9,7 @@ from semel.types import Id, Record, State
 
 VERSION = 1
 HEADER_BYTES = 26
+TIME_BYTES = 7
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
 CODES: dict[State | str, int] = {state: code for code, state in enumerate(STATES)}
 
@@ -19,7 +20,6 @@ NULL = b"jnull"
 """The value of a handler that returns nothing. Most do, so a flag replaces the bytes."""
 
 _SCOPE = Struct(">HH")
-_U7 = 7
 
 
 def id_of(name: bytes | None, digest: bytes) -> Id:
@@ -86,13 +86,13 @@ class Head:
         self.more: int = raw[2]
         reader = RecordReader(raw, 3)
         self.attempt: int = reader.number(2)
-        self.expires_at: int = reader.number(_U7)
-        self.at: int = reader.number(_U7)
-        self.fence: int = reader.number(_U7)
+        self.expires_at: int = reader.number(TIME_BYTES)
+        self.at: int = reader.number(TIME_BYTES)
+        self.fence: int = reader.number(TIME_BYTES)
         self.owner: bytes = reader.part(1)
-        self.first_seen: int = reader.number(_U7) if self.flags & SEEN else self.fence
-        self.anchor: int | None = reader.number(_U7) if self.more & ANCHOR else None
-        self.horizon: int = reader.number(_U7) if self.more & ANCHOR else 0
+        self.first_seen: int = reader.number(TIME_BYTES) if self.flags & SEEN else self.fence
+        self.anchor: int | None = reader.number(TIME_BYTES) if self.more & ANCHOR else None
+        self.horizon: int = reader.number(TIME_BYTES) if self.more & ANCHOR else 0
         self.name: bytes | None = reader.part(2) if self.more & NAME else None
         self.type: str = reader.part(2).decode() if self.more & TYPE else ""
         self.rest: RecordReader = reader
@@ -161,10 +161,10 @@ def unpack_known(raw: bytes, record_id: Id, now: int) -> Known:
         fence = first_seen = times & _TIME_MASK
         at = HEADER_BYTES + 1 + raw[HEADER_BYTES]
         if flags & SEEN:
-            first_seen = int.from_bytes(raw[at : at + _U7])
-            at += _U7
+            first_seen = int.from_bytes(raw[at : at + TIME_BYTES])
+            at += TIME_BYTES
         if more & ANCHOR:
-            at += 2 * _U7
+            at += 2 * TIME_BYTES
         for flag in _SHORT_PARTS:
             if more & flag:
                 at += 2 + (raw[at] << 8) + raw[at + 1]

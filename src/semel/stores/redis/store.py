@@ -11,8 +11,10 @@ from semel.runtime.process import restart_after_fork
 from semel.stores.redis.base import RedisState, RedisStoreBase
 from semel.stores.redis.calls import Steps
 from semel.stores.redis.connections import RedisPool, RedisPools
+from semel.stores.redis.errors import kind_of
 from semel.stores.redis.pipeline import Pipeline
 from semel.stores.redis.server_checks import ServerFacts, facts_of_masters
+from semel.stores.redis.single import RedisSingleCall
 from semel.stores.redis.store_async import AsyncRedisStore
 
 __all__ = ["RedisStore"]
@@ -73,7 +75,12 @@ class RedisStore(RedisStoreBase):
         core, pool = self._core, self._open_pool()
         if core.listeners:
             pool.listener.wait_subscribed()
-        answers: list[Answer] = Pipeline(core, pool).run(core.carry_out(items))
+        call = core.single.call_for(items)
+        answers: list[Answer] = (
+            Pipeline(core, pool).run(core.carry_out(items))
+            if call is None
+            else self._send_single(Pipeline(core, pool), call)
+        )
         core.notify_listeners(items, answers)
         return answers
 
@@ -91,6 +98,19 @@ class RedisStore(RedisStoreBase):
     def run(self, steps: Steps) -> Any:
         """Perform the steps of another exchange with the same servers; returns their result."""
         return Pipeline(self._core, self._open_pool()).run(steps)
+
+    def _send_single(self, pipeline: Pipeline, call: RedisSingleCall) -> list[Answer]:
+        """Answer one item by its own script; if that does not decide, by the script for many."""
+        core = self._core
+        (reply,) = pipeline.ask([core.single_call(call)])
+        if isinstance(reply, Exception) and kind_of(reply) == "text":
+            (reply,) = pipeline.ask([core.single_call(call, as_text=True)])
+        if isinstance(reply, Exception):
+            cut = kind_of(reply) in ("cut", "unsent")
+            # Any other error comes again there, and is handled like every other.
+            return pipeline.run(core.carry_out_again(call) if cut else core.carry_out([call.item]))  # type: ignore[no-any-return]
+        answer = call.read_answer(reply)
+        return [answer] if answer is not None else pipeline.run(core.carry_out([call.item]))
 
     def _open_pool(self) -> RedisPool:
         if self._core.closed:

@@ -10,8 +10,10 @@ from semel.runtime.process import restart_after_fork
 from semel.stores.redis.base import RedisState, RedisStoreBase
 from semel.stores.redis.calls import Steps
 from semel.stores.redis.connections_async import AsyncRedisPool, AsyncRedisPools
+from semel.stores.redis.errors import kind_of
 from semel.stores.redis.pipeline_async import AsyncPipeline
 from semel.stores.redis.server_checks import ServerFacts, facts_of_masters
+from semel.stores.redis.single import RedisSingleCall
 
 # sync: from semel.stores.redis.store_async import AsyncRedisStore
 
@@ -73,7 +75,12 @@ class AsyncRedisStore(RedisStoreBase):
         core, pool = self._core, await self._open_pool()
         if core.listeners:
             await pool.listener.wait_subscribed()
-        answers: list[Answer] = await AsyncPipeline(core, pool).run(core.carry_out(items))
+        call = core.single.call_for(items)
+        answers: list[Answer] = (
+            await AsyncPipeline(core, pool).run(core.carry_out(items))
+            if call is None
+            else await self._send_single(AsyncPipeline(core, pool), call)
+        )
         core.notify_listeners(items, answers)
         return answers
 
@@ -91,6 +98,19 @@ class AsyncRedisStore(RedisStoreBase):
     async def run(self, steps: Steps) -> Any:
         """Perform the steps of another exchange with the same servers; returns their result."""
         return await AsyncPipeline(self._core, await self._open_pool()).run(steps)
+
+    async def _send_single(self, pipeline: AsyncPipeline, call: RedisSingleCall) -> list[Answer]:
+        """Answer one item by its own script; if that does not decide, by the script for many."""
+        core = self._core
+        (reply,) = await pipeline.ask([core.single_call(call)])
+        if isinstance(reply, Exception) and kind_of(reply) == "text":
+            (reply,) = await pipeline.ask([core.single_call(call, as_text=True)])
+        if isinstance(reply, Exception):
+            cut = kind_of(reply) in ("cut", "unsent")
+            # Any other error comes again there, and is handled like every other.
+            return await pipeline.run(core.carry_out_again(call) if cut else core.carry_out([call.item]))  # type: ignore[no-any-return]
+        answer = call.read_answer(reply)
+        return [answer] if answer is not None else await pipeline.run(core.carry_out([call.item]))
 
     async def _open_pool(self) -> AsyncRedisPool:
         if self._core.closed:
