@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable
+from semel.runtime.process import asyncio
 
 __all__ = ["CLIENT_LOG", "ClientErrors", "DaemonThread", "Offsets", "error_of"]
 
@@ -133,12 +134,25 @@ class DaemonThread(Executor):
         self._calls.put((future, lambda: fn(*args, **kwargs)))
         return future
 
+    async def finish(self, last: Callable[[], None]) -> None:
+        """Queue the last call, and wait for it. It runs also if this is cancelled."""
+        left = asyncio.wrap_future(self.submit(last))
+        left.add_done_callback(_retrieve_error)
+        self.shutdown(wait=False)
+        await asyncio.shield(left)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base's
         """End the thread after the queued calls; with `wait`, return when it has ended."""
         del cancel_futures
         self._calls.put(None)
         if wait:
             self._thread.join()
+
+
+def _retrieve_error(call: "asyncio.Future[None]") -> None:
+    """Retrieve the error of a call that nobody waits for, so that it is not logged as forgotten."""
+    if not call.cancelled():
+        call.exception()
 
 
 class Offsets:

@@ -33,8 +33,7 @@ CHECK_IN_S = 9.0
 CALL_S = 10.0
 """How long one call may block before it is repeated."""
 REACH_S = 1.0
-"""How long unreachable brokers have to answer before that is reported. Connecting continues
-meanwhile."""
+"""How long unreachable brokers have to answer before that is reported. Connecting continues meanwhile."""
 NEW_TOPIC_S = 3.0
 """How long a topic may take from its creation until every broker knows it."""
 LOOK_AGAIN_S = 0.2
@@ -261,7 +260,7 @@ class KafkaSource:
             found += self._consumer.consume(limit - 1, 0.0)
         if not found and self._errors.brokers_down:
             self._check_reachable(poll=False)
-        known = [message for message in found if not _is_of_no_topic(message)]
+        known = [message for message in found if not _says(message, KafkaError.UNKNOWN_TOPIC_OR_PART)]
         if len(known) < len(found):  # one broker does not know it; it may be new
             topics_of(self._consumer, [name for name in self._topics if not name.startswith(PATTERN)])
         return known
@@ -269,7 +268,7 @@ class KafkaSource:
     def _arrival(self, message: Message) -> Arrival | None:
         error = message.error()
         if error is not None:
-            if _is_end(message):
+            if _says(message, KafkaError._PARTITION_EOF):
                 self._read_up.add((_not_none(message.topic()), _not_none(message.partition())))
                 return None
             problem = error_of(self.name, error)
@@ -350,7 +349,7 @@ class KafkaSource:
         self._polled_at = monotonic()
         found = self._consumer.consume(1, 0.0)
         for message in found:  # a new partition delivers before it could be paused
-            if _is_end(message):
+            if _says(message, KafkaError._PARTITION_EOF):
                 self._read_up.add((_not_none(message.topic()), _not_none(message.partition())))
             if message.error() is None:
                 where = TopicPartition(
@@ -412,7 +411,7 @@ class KafkaSource:
             while left:
                 for message in reader.consume(500, 1.0):
                     if message.error() is not None:
-                        if _is_end(message):
+                        if _says(message, KafkaError._PARTITION_EOF):
                             left.discard(_not_none(message.partition()))
                         continue
                     where, offset = _not_none(message.partition()), _not_none(message.offset())
@@ -449,12 +448,8 @@ class KafkaSource:
         The thread leaves also if this is cancelled, and however long its present call takes.
         """
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        left = asyncio.wrap_future(thread.submit(self._leave))
-        left.add_done_callback(_retrieve)
-        thread.shutdown(wait=False)
-        await asyncio.shield(left)
+        if thread is not None:
+            await thread.finish(self._leave)
 
     def _leave(self) -> None:
         """Leave the group and end the clients, in their own thread.
@@ -476,12 +471,6 @@ class KafkaSource:
             self._joined = self._subscribed = False
 
 
-def _retrieve(left: "asyncio.Future[None]") -> None:
-    """Retrieve the error of a close that nobody waits for, so that it is not logged as forgotten."""
-    if not left.cancelled():
-        left.exception()
-
-
 class RecordPosition(msgspec.Struct, frozen=True, eq=False):
     """The position of a delivery, and the assignment of its partition."""
 
@@ -496,14 +485,9 @@ def _pairs(message: Message) -> Sequence[tuple[str, Any]]:
     return headers or ()
 
 
-def _is_of_no_topic(message: Message) -> bool:
+def _says(message: Message, code: int) -> bool:
     error = message.error()
-    return error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-
-
-def _is_end(message: Message) -> bool:
-    error = message.error()
-    return error is not None and error.code() == KafkaError._PARTITION_EOF
+    return error is not None and error.code() == code
 
 
 def _not_none(value: T | None) -> T:
