@@ -74,7 +74,9 @@ def test_every_hint_comes_from_here_and_names_an_extra() -> None:
     assert asked - set(known["optional-dependencies"]) == set()
 
 
-CLI = [f"semel.cli.{name}" for name in ("app", "bench.command", "consume", "demo", "filter", "outbox")]
+CLI = [
+    f"semel.cli.{name}" for name in ("app", "bench.command", "consume", "demo", "filter", "listen", "outbox")
+]
 NEEDS_ONLY = {
     "": [
         "semel.asgi",

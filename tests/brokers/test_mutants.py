@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from semel.brokers import runner
+from semel.brokers.answers import Answers
 from semel.brokers.handling import work_for
 from semel.brokers.inbox_handling import InboxHandling
-from semel.brokers.outages import Answers
 from semel.brokers.runner import Runner
 from semel.testing import broker_contract, broker_scene
 from tests.brokers.test_queue import InProcess

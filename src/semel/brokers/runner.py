@@ -23,9 +23,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from semel.brokers.answers import Answers
 from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.handling import Handling, work_for
-from semel.brokers.outages import RECEIVE_WAIT_S, Answers, SourceLink, outage_pause_s
+from semel.brokers.outages import RECEIVE_WAIT_S, SourceLink, outage_pause_s
 from semel.brokers.retry_queue import FailureCounts, FailureLog, RetryQueue, RunnerCounters, RunnerLimits
 from semel.brokers.routes import Route, event_facts, route_for
 from semel.brokers.source import Arrival, DeadLetterInfo, Source

@@ -7,7 +7,7 @@ import typer
 
 from semel.cli.advise import advise
 from semel.cli.bench.command import bench
-from semel.cli.consume import consume, listen
+from semel.cli.consume import consume
 from semel.cli.consumers import consumer, window
 from semel.cli.demo.command import demo
 from semel.cli.dlq import dlq
@@ -15,6 +15,7 @@ from semel.cli.doctor import doctor
 from semel.cli.explain import explain
 from semel.cli.filter import filter_lines
 from semel.cli.help import App, HelpGroup
+from semel.cli.listen import listen
 from semel.cli.maintenance import migrate, purge, stats
 from semel.cli.once import once
 from semel.cli.options import (

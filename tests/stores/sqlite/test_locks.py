@@ -407,7 +407,7 @@ OPEN_FILES_OF_THEIR_OWN = {
     "cli/demo/command.py": "the log of the demonstration's workers",
     "cli/filter.py": "the counts, in the file that the user names",
     "cli/line_io.py": "input and output of semel filter",
-    "cli/consume.py": "where a socket was left, in the file that the user names",
+    "cli/listen.py": "dead-lettered events, in the file that the user names",
     "cli/output.py": "the null device",
     "cli/options.py": "headers and secrets, in the files that the user names",
     "cli/settings.py": "semel.toml",
