@@ -167,8 +167,10 @@ ConsumersMax = Annotated[
         "consumers-max", "N", "The most consumers, and stored windows, of a tenant.", DEFAULT.consumers_max
     ),
 ]
-StepsMax = Annotated[
-    int | None, _option("steps-max", "N", "The most attempts of a record.", DEFAULT.steps_max)
+StepsMax = Annotated[int | None, _option("steps-max", "N", "The most steps of a record.", DEFAULT.steps_max)]
+RenewalsMax = Annotated[
+    int | None,
+    _option("renewals-max", "N", "The most renewals of a claim within its lease.", DEFAULT.renewals_max),
 ]
 ClaimsMax = Annotated[
     int | None,
@@ -234,6 +236,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     scan_share: ScanShare = None,
     consumers_max: ConsumersMax = None,
     steps_max: StepsMax = None,
+    renewals_max: RenewalsMax = None,
     claims_max: ClaimsMax = None,
     connections_max: ConnectionsMax = None,
     head_wait: HeadWait = None,
@@ -291,6 +294,7 @@ def _limits(said: "ServeOptions") -> Limits:
         scan_share=said.scan_share,
         consumers_max=said.consumers_max,
         steps_max=said.steps_max,
+        renewals_max=said.renewals_max,
         live_claims_max=said.claims_max,
         connections_max=said.connections_max,
         head_wait_s=_seconds(said.head_wait),

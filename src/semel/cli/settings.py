@@ -174,6 +174,7 @@ class ServeOptions(Sourced):
     scan_share: float = LIMITS.scan_share
     consumers_max: int = LIMITS.consumers_max
     steps_max: int = LIMITS.steps_max
+    renewals_max: int = LIMITS.renewals_max
     claims_max: int = LIMITS.live_claims_max
     connections_max: int = LIMITS.connections_max
     head_wait: str = f"{LIMITS.head_wait_s:g}s"

@@ -26,7 +26,8 @@ from semel.runtime.engine import Runtime
 from semel.runtime.generators import adrive
 from semel.server import tokens
 from semel.server.auth import Caller, permit
-from semel.server.limits import PAYER, Believed, Buckets, Costs, Growth, LiveClaims, account_of
+from semel.server.growth import Growth, Renewals
+from semel.server.limits import PAYER, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
@@ -117,7 +118,6 @@ FIRST_ITEMS, MORE_ITEMS = 64, 256
 FULL = ItemRefusal(
     413, ANSWER_FULL, "the answers before it fill this response; send this item again, in another request"
 )
-CROWDED = ItemRefusal(429, "too-many-claims", "too many claims at a time; complete some first")
 LEASED: tuple[Mode, ...] = ("lease", "quarantine")
 V = TypeVar("V")
 
@@ -156,6 +156,7 @@ class Service:
             settings.limits.answer_bytes_max,
         )
         self._growth = Growth(settings.limits, self.send)
+        self._renewals = Renewals(settings.limits, clock)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
         """The first token, created because the store never had one; shown once."""
@@ -259,9 +260,11 @@ class Service:
         """Count a request. Raises `HttpProblem` above the rate limit."""
         wait_s = self._buckets.take(name)
         if wait_s:
-            seconds = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
             raise HttpProblem(
-                429, "too-fast", "too many requests; slow down, or send more items in each", seconds
+                429,
+                "too-fast",
+                "too many requests; slow down, or send more items in each",
+                retry_after(wait_s),
             )
 
     def start_paying(self, caller: Caller) -> None:
@@ -292,18 +295,17 @@ class Service:
                 check(item, self.settings.limits)
                 check_event_journal(item, self.settings.events_consumer)
                 await self._growth.check(item)
+                if isinstance(item, Claim):
+                    room = _take_room(room)
+                self._renewals.take(item)
             except HttpProblem as problem:
                 answers[at] = refusal(problem)
-                continue
-            if isinstance(item, Claim):
-                room -= 1
-                if room < 0:
-                    answers[at] = CROWDED
-                    continue
-            places.append(at)
+            else:
+                places.append(at)
         sent = [items[at] for at in places]
         await self._audit(caller, sent)
         for at, answer in zip(places, await self._send_bounded(caller, sent), strict=True):
+            self._renewals.settle(items[at], answer)
             if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
                 answers[at] = refusal(problem_of(answer.error))  # the store answers, but refuses this
                 continue
@@ -348,7 +350,7 @@ class Service:
         """Execute one item. Raises `HttpProblem` if the store does not answer."""
         answer = (await self.carry_out(caller, (item,)))[0]
         if isinstance(answer, ItemRefusal):
-            raise HttpProblem(answer.status, answer.title, answer.detail)
+            raise problem_of_refusal(answer)
         if isinstance(answer, Unavailable):
             raise unavailable()
         return answer
@@ -403,6 +405,13 @@ class Service:
                 pass
 
 
+def _take_room(room: int) -> int:
+    """Return the room for claims after one more. Raises `HttpProblem` if there is none."""
+    if room <= 0:
+        raise HttpProblem(429, "too-many-claims", "too many claims at a time; complete some first")
+    return room - 1
+
+
 def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
     """Return the items from there up to the next count or scan."""
     end = min(len(items), start + (MORE_ITEMS if start else FIRST_ITEMS))
@@ -423,4 +432,18 @@ def is_independent(items: Sequence[Item]) -> bool:
 
 def refusal(problem: HttpProblem) -> ItemRefusal:
     """Return the refusal of one item among many."""
-    return ItemRefusal(problem.status, problem.kind, problem.detail)
+    return ItemRefusal(
+        problem.status, problem.kind, problem.detail, int(problem.headers.get("Retry-After", 0))
+    )
+
+
+def problem_of_refusal(refused: ItemRefusal) -> HttpProblem:
+    """Return the problem for a request whose only item, or every item, was refused."""
+    after = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
+    return HttpProblem(refused.status, refused.title, refused.detail, after)
+
+
+def check_any_done(answers: Sequence[Answer]) -> None:
+    """Raises `HttpProblem` of the first item if every item was refused: then the status says so."""
+    if answers and all(isinstance(each, ItemRefusal) for each in answers):
+        raise problem_of_refusal(answers[0])

@@ -49,6 +49,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Consumers of one tenant, and stored windows: 409."""
     steps_max: int = 1000
     """Steps of one record; together they may have four times `value_bytes_max`: 413."""
+    renewals_max: int = 60
+    """Renewals of one claim within its lease, as seen by this instance; clients of semel need 20 at most: 429."""
     live_claims_max: int = 10_000
     """Claims that one token holds at a time, as seen by this instance: 429."""
     body_wait_s: float = 30.0
@@ -76,6 +78,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "answer_bytes_max": (KIB, 256 * MIB),
             "consumers_max": (1, 1_000_000),
             "steps_max": (1, 1_000_000),
+            "renewals_max": (20, 1_000_000),
             "live_claims_max": (1, 1_000_000),
             "body_wait_s": (0.01, 3600),
             "head_wait_s": (0.01, 3600),
