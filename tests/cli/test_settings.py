@@ -20,6 +20,7 @@ SERVE = {
     "host": "127.0.0.1",
     "port": 8787,
     "auth": "tokens",
+    "audit": "operators",
     "proxy": "",
     "tls_cert": "",
     "tls_key": "",

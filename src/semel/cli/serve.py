@@ -42,6 +42,15 @@ Auth = Annotated[
         "auth", "KIND", "tokens or none; none: for loopback, on a store that never had a token.", "tokens"
     ),
 ]
+Audit = Annotated[
+    str | None,
+    _option(
+        "audit",
+        "KIND",
+        "operators or all; all: also an entry for each request that writes, 90 days, one round trip more.",
+        "operators",
+    ),
+]
 Proxy = Annotated[
     str | None,
     _option(
@@ -213,6 +222,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     host: Host = None,
     port: Port = None,
     auth: Auth = None,
+    audit: Audit = None,
     proxy: Proxy = None,
     tls_cert: Cert = None,
     tls_key: CertKey = None,
@@ -260,6 +270,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         host=said.host,
         port=said.port,
         auth=said.auth,
+        audit=said.audit,
         first_token=sys.stderr.isatty(),  # print a secret to people, never to a log
         proxies=tuple(each.strip() for each in said.proxy.split(",") if each.strip()),
         tls_cert=said.tls_cert,

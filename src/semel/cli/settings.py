@@ -151,6 +151,7 @@ class ServeOptions(Sourced):
     host: str = "127.0.0.1"
     port: int = 8787
     auth: Literal["tokens", "none"] = "tokens"
+    audit: Literal["operators", "all"] = "operators"
     proxy: str = ""
     tls_cert: str = ""
     tls_key: str = ""

@@ -12,7 +12,7 @@ from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
 from semel.types import Id
 
-__all__ = ["PAYER", "Believed", "Buckets", "Costs", "LiveClaims", "account_of", "retry_after"]
+__all__ = ["PAYER", "ROUTE", "Believed", "Buckets", "Costs", "LiveClaims", "account_of", "retry_after"]
 
 BURST = 2.0
 CALLERS_MAX = 10_000
@@ -108,6 +108,9 @@ def retry_after(wait_s: float) -> dict[str, str]:
 
 PAYER: ContextVar[Caller | None] = ContextVar("semel_payer", default=None)
 """The account of the current request; `None`: none, such as for the service's own counts."""
+
+ROUTE: ContextVar[str] = ContextVar("semel_route", default="")
+"""The method and path of the current request, for the audit."""
 
 
 class Costs:

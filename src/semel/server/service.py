@@ -25,9 +25,9 @@ from semel.runtime import audit
 from semel.runtime.engine import Runtime
 from semel.runtime.generators import adrive
 from semel.server import tokens
-from semel.server.auth import Caller, permit
+from semel.server.auth import Caller, caller_for, permit
 from semel.server.growth import Growth, Renewals
-from semel.server.limits import PAYER, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
+from semel.server.limits import PAYER, ROUTE, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
@@ -171,6 +171,8 @@ class Service:
         self._charge_posted_in(asyncio.get_running_loop())
         await self.runtime.aconnect(tokens.TENANT, tokens.CONSUMER, "lease", "")
         settings = self.settings
+        if settings.audit == "all":
+            await self.send((Admit(audit.TENANT, audit.WRITES, "lease"),))
         is_closed = await self.ask(tokens.were_made())
         if settings.auth == "none":
             if is_closed:
@@ -217,14 +219,22 @@ class Service:
 
     async def log_in(self, token: Token) -> str:
         """Begin a session; returns the id for the browser."""
+        await self._note_session(token, "log in")
         text: str = await self.ask(tokens.start_session(token.id))
         return text
 
     async def log_out(self, text: str) -> None:
         """End a session: here at once, on other instances within seconds."""
         if tokens.SESSION_SHAPE.fullmatch(text):
+            token = await self.session(text)
+            if token is not None:
+                await self._note_session(token, "log out")
             await self.ask(tokens.end_session(text))
             self._sessions.drop(text)
+
+    async def _note_session(self, token: Token, action: str) -> None:
+        if self.settings.audit == "all":
+            await self.note(caller_for(token), token.tenant or "", action)
 
     async def _token(self, token_id: str) -> Token | None:
         token = await self._ask_cached(self._tokens, token_id, tokens.lookup(token_id))
@@ -316,6 +326,24 @@ class Service:
     async def _audit(self, caller: Caller, items: Sequence[Item]) -> None:
         acts = [act for item in items if (act := audit.act_of(item)) is not None]
         await asyncio.gather(*(self.note(caller, each.tenant, each.action, **each.details) for each in acts))
+        if self.settings.audit == "all":
+            await self.note_writes(caller, audit.writes_of(items))
+
+    async def note_writes(self, caller: Caller, writes: audit.Writes) -> None:
+        """Write what a request writes into the audit, before it is executed, if all writes are audited.
+
+        One round trip, shared with other requests; the completion of the entry goes with the request's own items.
+        Raises `HttpProblem` if the store does not answer: nothing must be done then.
+        """
+        if self.settings.audit != "all" or not writes:
+            return
+        actor, now_us = caller.label or caller.name, time.time_ns() // 1000
+        claims = audit.claims_of_writes(actor, ROUTE.get(), writes, now_us)
+        try:
+            answers = await self.runtime.channel.asend(claims)
+            self.runtime.channel.post(audit.settles_of_writes(claims, answers), _ignore)
+        except StoreError as error:
+            raise unavailable() from error
 
     async def note(self, caller: Caller, tenant: str, action: str, **details: Any) -> None:
         """Write an action into the audit, before it is executed. Raises `StoreError`."""
@@ -403,6 +431,10 @@ class Service:
                 self._live.drop(caller.name, item.id)
             case _:
                 pass
+
+
+def _ignore(_answers: Sequence[Answer]) -> None:
+    """Do nothing: an entry of the audit is complete without its completion, too."""
 
 
 def _take_room(room: int) -> int:

@@ -10,9 +10,10 @@ from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
 from semel.windows import duration_us
 
-__all__ = ["Auth", "Limits", "ServeSettings", "is_loopback"]
+__all__ = ["Audit", "Auth", "Limits", "ServeSettings", "is_loopback"]
 
 Auth: TypeAlias = Literal["tokens", "none"]
+Audit: TypeAlias = Literal["operators", "all"]
 
 PORT = 8787
 KIB = 1024
@@ -103,6 +104,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """`none`: every user of this computer may do anything. Only on loopback, on a store that never had a token."""
     first_token: bool = False
     """Whether to make a token of an admin of all tenants, on loopback, for a store that never had one."""
+    audit: Audit = "operators"
+    """`all`: also an entry for each request that writes, before it is carried out: one round trip more."""
     proxies: tuple[str, ...] = ()
     """Addresses and networks of the proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     tls_cert: str = ""
