@@ -6,21 +6,24 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Granted,
+    Item,
+    Known,
+    Lookup,
+    Mark,
+    Marked,
+    Renew,
+    Scan,
+    Settle,
 )
-
-from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Mark, Marked, Renew, Scan, Settle
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
-from semel.observe.events import ClaimedEvent, Hook, HookEvent, Hooks
-from semel.observe.instrument import report_claimed, report_marked, report_settled
-from semel.observe.prometheus import PrometheusHook
+from semel.observe.events import Hook, Hooks
 from semel.runtime import audit
 from semel.runtime.engine import Runtime
 from semel.runtime.generators import adrive
@@ -28,6 +31,7 @@ from semel.server import tokens
 from semel.server.auth import Caller, caller_for, permit
 from semel.server.growth import Growth, Renewals
 from semel.server.limits import PAYER, ROUTE, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
+from semel.server.metrics import Metrics, Telling
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
@@ -35,79 +39,9 @@ from semel.server.slow_lane import SlowLane, answer_bytes, send_to
 from semel.server.tokens import Token
 from semel.stores.http.encoding import ANSWER_FULL, ItemRefusal
 from semel.stores.registry import store_for
-from semel.types import Busy, Lost, Mode, Renewed, Unavailable
+from semel.types import Busy, Lost, Mode, Record, Renewed, Unavailable
 
-__all__ = ["Metrics", "Service", "Telling"]
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
-
-
-class Metrics:
-    """The metrics of one application, and their hook. No label contains a key or a tenant."""
-
-    def __init__(self) -> None:
-        self.registry: CollectorRegistry = CollectorRegistry()
-        self.hook: PrometheusHook = PrometheusHook(self.registry)
-        self.requests: Counter = Counter(
-            "semel_http_requests", "Requests answered.", ["route", "status"], registry=self.registry
-        )
-        self.durations: Histogram = Histogram(
-            "semel_http_request_duration_seconds", "From head to answer.", ["route"], registry=self.registry
-        )
-        self.in_flight: Gauge = Gauge(
-            "semel_http_requests_in_flight", "Requests that wait for their answers.", registry=self.registry
-        )
-
-    def __call__(self, happening: HookEvent) -> None:
-        """Count it."""
-        if type(happening) is ClaimedEvent and not happening.handler:
-            # A caller's claim may be completed through another instance, so its age is not known here.
-            self.hook.note_window(happening.consumer, happening.window_s)
-        else:
-            self.hook(happening)
-
-    def page(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-
-WAITING_MAX = 10_000
-"""The most waiting callers that are tracked."""
-
-
-class Telling:
-    """Reports items and their answers to hooks."""
-
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
-        self._waiting: dict[bytes, None] = {}
-        """Owners that got `Busy`: one that waits claims repeatedly, and counts as one delivery."""
-
-    def __call__(self, item: Item, answer: Answer) -> None:
-        """Report an item and its answer."""
-        kind = type(item)
-        if kind is Claim:
-            assert isinstance(item, Claim)
-            self._claim(item, answer)
-        elif kind is Settle:
-            report_settled(self._hooks, (item,), (answer,))
-        elif kind is Mark and isinstance(answer, Marked):
-            assert isinstance(item, Mark)
-            report_marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts)
-
-    def _claim(self, claim: Claim, answer: Answer) -> None:
-        if claim.owner not in self._waiting:
-            if isinstance(answer, Busy):
-                self._waiting[claim.owner] = None
-                if len(self._waiting) > WAITING_MAX:
-                    del self._waiting[next(iter(self._waiting))]
-            report_claimed(self._hooks, (claim,), (answer,))
-        elif not isinstance(answer, Busy):
-            del self._waiting[claim.owner]
-            if isinstance(answer, Granted):  # it waited before and was reported as received
-                who = (*claim.id, claim.owner)
-                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen_us))
-
+__all__ = ["Service"]
 
 TOKEN_LIVE_S = 5.0
 """How long a token is cached: a revoked one is refused after that."""
@@ -369,7 +303,9 @@ class Service:
                 self.costs.charge_scan(took_s)
                 group = [answer]
             else:
-                group = await self.send(_quick_from(items, at))
+                quick = _quick_from(items, at)
+                room = self.settings.limits.answer_bytes_max - used
+                group = _fit(quick, await self.send(quick), room)
             used += sum(map(answer_bytes, group))
             answers += group
         return answers
@@ -452,6 +388,22 @@ def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
             end = max(at, start + 1)
             break
     return items[start:end]
+
+
+def _fit(items: Sequence[Item], answers: list[Answer], room: int) -> list[Answer]:
+    """Refuse what does not fit into a response among answers to claims and look-ups.
+
+    Those that told a value changed nothing, and a client that sends all again from there changes nothing by that: a
+    claim that was granted is granted again. Other items are not sent twice, so their answers stay.
+    """
+    if not all(isinstance(item, Claim | Lookup) for item in items):
+        return answers
+    fitting: list[Answer] = []
+    for answer in answers:
+        fits = room > 0 or not isinstance(answer, Known | Record)
+        fitting.append(answer if fits else FULL)
+        room -= answer_bytes(answer)
+    return fitting
 
 
 def is_independent(items: Sequence[Item]) -> bool:
