@@ -15,8 +15,6 @@ from semel.core.commands import (
     Item,
     Known,
     Lookup,
-    Mark,
-    Marked,
     Renew,
     Scan,
     Settle,
@@ -39,7 +37,7 @@ from semel.server.slow_lane import SlowLane, answer_bytes, send_to
 from semel.server.tokens import Token
 from semel.stores.http.encoding import ANSWER_FULL, ItemRefusal
 from semel.stores.registry import store_for
-from semel.types import Busy, Lost, Mode, Record, Renewed, Unavailable
+from semel.types import Lost, Mode, Record, Renewed, Unavailable
 
 __all__ = ["Service"]
 
