@@ -6,19 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from semel.core.commands import (
-    Admit,
-    Answer,
-    Claim,
-    Count,
-    Granted,
-    Item,
-    Known,
-    Lookup,
-    Renew,
-    Scan,
-    Settle,
-)
+from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Known, Lookup, Renew, Scan, Settle
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
 from semel.observe.events import Hook, Hooks
