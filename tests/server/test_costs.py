@@ -28,7 +28,7 @@ from semel.observe.packed_limits import HASHED_MAX, check_packed
 from semel.runtime.channel import Coalescer, Direct, LoopCoalescer
 from semel.runtime.process import new_owner
 from semel.server.auth import Caller
-from semel.server.growth import RENEWED_MAX, Renewals
+from semel.server.growth import RENEWED_MAX, RenewalLimit
 from semel.server.limits import PAYER, Costs, LiveClaims
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
@@ -427,7 +427,7 @@ async def hang(_event: Event) -> None:
 
 
 class SlowRenewals(SqliteStore):
-    """Renewals take a while, and are counted."""
+    """RenewalLimit take a while, and are counted."""
 
     _hurry = threading.Event()
     renewals = 0
@@ -534,7 +534,7 @@ def test_renewals_of_one_claim_are_bounded_by_its_lease(tmp_path: Path) -> None:
 
 def test_what_a_claim_may_be_renewed_comes_back_with_time() -> None:
     now = [0.0]
-    renewals = Renewals(Limits(renewals_max=20), lambda: now[0])
+    renewals = RenewalLimit(Limits(renewals_max=20), lambda: now[0])
     place, owner = ("", "c", "k"), b"o" * 16
     renew, claim = Renew(place, owner, 1, 10**7), Claim(place, owner, 10**7, DAY_US)
     for _ in range(20):

@@ -24,7 +24,7 @@ from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
 from semel.types import Id, Mode, Record, Renewed, Unavailable
 
-__all__ = ["Growth", "Renewals"]
+__all__ = ["Growth", "RenewalLimit"]
 
 SETTINGS_LIVE_S = 5.0
 """How long additions of other instances may go unnoticed."""
@@ -160,7 +160,7 @@ class Growth:
 ClaimAccount: TypeAlias = tuple[Id, bytes, int | str]
 
 
-class Renewals:
+class RenewalLimit:
     """Limits how often one claim is written: `renewals_max` times per lease, and `steps_max` times with a step.
 
     Each takes its part of the lease, and the time that passes gives it back; at most one lease can be taken ahead.

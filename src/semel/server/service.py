@@ -15,7 +15,7 @@ from semel.runtime.engine import Runtime
 from semel.runtime.generators import adrive
 from semel.server import tokens
 from semel.server.auth import Caller, caller_for, permit
-from semel.server.growth import Growth, Renewals
+from semel.server.growth import Growth, RenewalLimit
 from semel.server.limits import PAYER, ROUTE, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
 from semel.server.metrics import Metrics, Telling
 from semel.server.problems import HttpProblem, problem_of, unavailable
@@ -76,7 +76,7 @@ class Service:
             settings.limits.answer_bytes_max,
         )
         self._growth = Growth(settings.limits, self.send)
-        self._renewals = Renewals(settings.limits, clock)
+        self._renewals = RenewalLimit(settings.limits, clock)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
         """The first token, created because the store never had one; shown once."""
