@@ -83,11 +83,11 @@ class Growth:
     async def check(self, item: Item) -> None:
         """Check an item. Raises `HttpProblem` if it would exceed a limit."""
         match item:
-            case Claim():
+            case Claim() if item.id[:2] not in self._consumers:
                 await self._check_user(item.id[:2], "quarantine" if item.quarantine else "lease")
-            case Settle():
+            case Settle() if item.id[:2] not in self._consumers:
                 await self._check_user(item.id[:2], "lease")
-            case Mark():
+            case Mark() if (item.tenant, item.consumer) not in self._consumers:
                 await self._check_user((item.tenant, item.consumer), "mark")
             case Admit() | SwitchMode():
                 await self._check_name((item.tenant, item.consumer), self._consumers)
@@ -100,8 +100,6 @@ class Growth:
 
     async def _check_user(self, name: tuple[str, str], mode: Mode) -> None:
         """Admit a consumer that a record names for the first time: only what is admitted can be counted."""
-        if name in self._consumers:
-            return
         await self._check_name(name, self._consumers)
         (answer,) = await self._send((Admit(*name, mode),))
         if isinstance(answer, Unavailable):

@@ -123,7 +123,7 @@ def _add_end(
     routes: APIRouter, document: Document, name: str, shape: Any, summary: str, example: Any
 ) -> None:
     decoder = msgspec.json.Decoder(shape)
-    about = document.operation(takes=shape, gives=SettleReplies, example={"claims": [example]})
+    about = document.operation(takes=shape, gives=SettleReplies, example={"claims": [example]}, also=(409,))
 
     @routes.post(f"/{name}", name=name, summary=summary, **about)
     async def end(request: Request) -> Response:

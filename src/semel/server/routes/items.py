@@ -78,6 +78,7 @@ def add(app: FastAPI, document: Document) -> None:
             answer=GRANTED,
             takes_types=TYPES,
             gives_types=TYPES,
+            also=(409,),
         ),
     )
     async def items(request: Request) -> Response:
