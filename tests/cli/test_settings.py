@@ -20,6 +20,7 @@ SERVE = {
     "host": "127.0.0.1",
     "port": 8787,
     "auth": "tokens",
+    "audit": "operators",
     "proxy": "",
     "tls_cert": "",
     "tls_key": "",
@@ -43,6 +44,7 @@ SERVE = {
     "scan_share": 0.5,
     "consumers_max": 1000,
     "steps_max": 1000,
+    "renewals_max": 60,
     "claims_max": 10000,
     "connections_max": 2000,
     "head_wait": "15s",
@@ -88,7 +90,7 @@ def test_each_limit_of_the_service_has_an_option(monkeypatch: pytest.MonkeyPatch
     options = {
         "body-max": "5000", "value-max": "5001", "answer-max": "5002", "batch-max": "11", "lease-max": "2m",
         "rate": "12", "items-rate": "13", "bytes-rate": "14", "store-share": "0.15", "scan-share": "0.16",
-        "consumers-max": "17", "steps-max": "18", "claims-max": "19", "connections-max": "20",
+        "consumers-max": "17", "steps-max": "18", "renewals-max": "29", "claims-max": "19", "connections-max": "20",
         "head-wait": "21s", "body-wait": "22s", "write-wait": "23s",
     }  # fmt: skip
     given = [part for name, value in options.items() for part in (f"--{name}", value)]

@@ -1,19 +1,26 @@
 """The audit: every act of a person or a token is an entry that nobody can change; damage is shown."""
 
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 from semel.codec import encode
-from semel.core.commands import Claim, Granted, Scan, Settle
+from semel.core.commands import Answer, Claim, Granted, Item, Renew, Scan, Settle
+from semel.errors import StoreUnavailable
 from semel.runtime import audit
 from semel.server.dashboard.auth import COOKIE
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
+from semel.types import Unavailable
 from tests.cli.processes import semel
 from tests.server.tools import Running, serving, session_of, token_for
+from tests.waiting import await_true
 
 LOGIN = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
 
@@ -27,8 +34,8 @@ class Town:
         self.all, self.all_token = token_for(store, None, "admin")
         self.seen = len(self.entries())
 
-    def entries(self) -> list[audit.AuditEntry]:
-        (page,) = self.store.send((Scan(audit.TENANT, audit.CONSUMER, limit=1000),))
+    def entries(self, consumer: str = audit.CONSUMER) -> list[audit.AuditEntry]:
+        (page,) = self.store.send((Scan(audit.TENANT, consumer, limit=1000),))
         return sorted(map(audit.entry_of, page.records), key=lambda entry: entry.at_us)
 
     def new(self) -> list[tuple[str, str, str]]:
@@ -51,13 +58,20 @@ class Town:
         assert self.api(self.acme, "POST", "/v1/claims", sent) == 200
 
 
+@contextmanager
+def town_in(folder: Path, **settings: Any) -> Iterator[Town]:
+    store = SqliteStore(folder / "semel.db", synchronous="NORMAL")
+    store.open()
+    url = f"sqlite:///{folder}/semel.db?synchronous=normal"
+    with serving(ServeSettings(store=url, port=0, **settings)) as running:
+        yield Town(running, store, folder)
+    store.close()
+
+
 @pytest.fixture
 def town(tmp_path: Path) -> Iterator[Town]:
-    store = SqliteStore(tmp_path / "semel.db", synchronous="NORMAL")
-    store.open()
-    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db?synchronous=normal", port=0)) as running:
-        yield Town(running, store, tmp_path)
-    store.close()
+    with town_in(tmp_path) as made:
+        yield made
 
 
 def test_every_act_over_the_api_is_written(town: Town) -> None:
@@ -168,8 +182,6 @@ def test_an_entry_moved_to_another_tenant_is_damaged(town: Town) -> None:
 def test_nothing_is_done_where_the_audit_cannot_be_written(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel.errors import StoreUnavailable
-
     def broken(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("the store gave no answer")
 
@@ -178,3 +190,110 @@ def test_nothing_is_done_where_the_audit_cannot_be_written(
     assert town.api(town.acme, "DELETE", "/v1/records/orders/k?force=true") == 503
     monkeypatch.undo()
     assert town.api(town.acme, "GET", "/v1/records/orders/k") == 200
+
+
+# --- every write of a token, if that is asked for ---
+
+
+def test_every_request_that_writes_is_an_entry_if_all_are_asked_for(tmp_path: Path) -> None:
+    with town_in(tmp_path, audit="all") as town:
+        acme, everybody = (f"test (token {each.id})" for each in (town.acme_token, town.all_token))
+        seen: list[audit.AuditEntry] = []
+
+        def new() -> list[tuple[str, str, str, Any]]:
+            fresh = [each for each in town.entries(audit.WRITES) if each not in seen]
+            seen.extend(fresh)
+            return [(each.tenant, each.actor, each.details["route"], each.details["items"]) for each in fresh]
+
+        town.claim("k")
+        assert new() == [
+            ("acme", acme, "POST /v1/claims", {"admit": {"orders": 1}}),
+            ("acme", acme, "POST /v1/claims", {"claim": {"orders": 1}}),
+        ]
+        place, owner = ["acme", "orders", "k2"], "AAECAwQFBgcICQoLDA0ODw=="
+        claim = {"type": "claim", "id": place, "owner": owner, "lease_us": 10**7, "window_us": 10**9}
+        mark = {"type": "mark", "tenant": "other", "consumer": "m", "keys": ["a", "b"], "window_us": 10**9}
+        lookup = {"type": "lookup", "id": place}
+        forget = {"type": "forget", "id": ["acme", "orders", "k9"]}
+        assert town.api(town.all, "POST", "/v1/items", [claim, mark, lookup, lookup, forget]) == 200
+        assert sorted(new()) == [
+            ("acme", everybody, "POST /v1/items", {"claim": {"orders": 1}}),
+            ("other", everybody, "POST /v1/items", {"mark": {"m": 2}}),
+        ]
+        assert town.api(town.all, "POST", "/v1/items", [lookup]) == 200
+        assert town.api(town.acme, "GET", "/v1/stats") == 200
+        assert new() == [], "to read is no write"
+        assert town.api(town.acme, "POST", "/v1/events", [{"id": "e1"}, {"id": "e2"}]) == 200
+        assert new() == [("acme", acme, "POST /v1/events", {"event": {"events": 2}})]
+        headers = {"authorization": f"Bearer {town.acme}"}
+        with connect(f"ws://127.0.0.1:{town.running.port}/v1/events", additional_headers=headers) as socket:
+            socket.send('{"id": "e3"}')
+            assert '"accepted"' in socket.recv()
+        assert new() == [("acme", acme, "WEBSOCKET /v1/events", {"event": {"events": 1}})]
+
+        town.seen = len(town.entries())
+        shown = town.page(town.acme, "audit")
+        assert town.new() == [("acme", "log in", acme)]
+        assert "WEBSOCKET /v1/events" in shown
+        assert "1 claim orders" in shown
+        assert "2 mark m" not in shown, "of another tenant"
+        assert "2 mark m" in town.page(town.all, "audit?tenant=other")
+        assert "2 mark m" not in town.page(town.all, "audit?tenant=other&at=2020-01-01")
+        listed = semel("list", "--consumer", "semel.audit.writes", "--limit", "0", cwd=town.folder)
+        assert len(listed.stdout.splitlines()) == len(seen)
+        assert b"(damaged)" not in listed.stdout
+        assert semel("forget", "k", "--consumer", "semel.audit.writes", cwd=town.folder).returncode != 0
+
+
+class Recorded(SqliteStore):
+    """Remembers what it was sent, and does not write the audit while it is told so."""
+
+    sent: list[Item]
+    is_full = False
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        self.sent += items
+        if self.is_full and any(isinstance(item, Claim) and item.id[1] == audit.WRITES for item in items):
+            return [Unavailable(StoreUnavailable("no room")) for _ in items]
+        return super().send(items)
+
+
+def test_a_request_is_written_down_before_it_is_carried_out_or_not_at_all(tmp_path: Path) -> None:
+    store = Recorded(tmp_path / "semel.db", synchronous="NORMAL")
+    store.sent = []
+    store.open()
+    token, _ = token_for(store, "acme", "admin")
+    settings = ServeSettings(port=0, audit="all", dashboard=False)
+    with serving(settings, token, store=store) as running:
+        held = running.claim("k")["claim"]
+        store.sent.clear()
+        assert running.end("renew", held)["outcome"] == "renewed"
+        assert await_true(lambda: len(store.sent) == 3)
+        assert isinstance(store.sent[0], Claim)
+        assert store.sent[0].id[1] == audit.WRITES
+        assert {type(item) for item in store.sent[1:]} == {Settle, Renew}, "one round trip more, and no other"
+        store.is_full = True
+        assert running.post("/v1/claims/complete", {"claims": [{"claim": held}]}).status_code == 503
+        assert running.post("/v1/events", {"id": "e"}).status_code == 503
+        headers = {"authorization": f"Bearer {token}"}
+        with connect(f"ws://127.0.0.1:{running.port}/v1/events", additional_headers=headers) as socket:
+            socket.send('{"id": "e"}')
+            assert '"busy"' in socket.recv()
+        assert running.client.get("/v1/records/events/e").status_code == 404
+        assert running.client.get("/v1/records/billing/k").json()["state"] == "claimed"
+
+
+def test_an_entry_about_a_request_is_readable_before_it_is_completed(town: Town) -> None:
+    """As after a crash between the two."""
+    writes = {"acme": {"claim": Counter({f"c{at}": 1 for at in range(150)} | {"most": 9})}}
+    (claim,) = audit.claims_of_writes("ann", "POST /v1/items", writes, time.time_ns() // 1000)
+    town.store.send((claim,))
+    (entry,) = town.entries(audit.WRITES)
+    assert (entry.damaged, entry.actor, entry.tenant) == (False, "ann", "acme")
+    counts = entry.details["items"]["claim"]
+    assert (counts["most"], counts["(51 others)"], len(counts)) == (9, 51, 101)
+    assert "POST /v1/items" in town.page(town.acme, "audit")
+    place = (audit.TENANT, audit.WRITES, audit.prefix_of("acme") + audit.minute_of(time.time_ns() // 1000))
+    town.store.send((Claim(place, b"o" * 16, 10**7, 10**12, meta=b"\xff"),))
+    assert sum(entry.damaged for entry in town.entries(audit.WRITES)) == 1
+    assert "damaged" in town.page(town.acme, "audit")

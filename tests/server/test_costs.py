@@ -16,6 +16,7 @@ import pytest
 from msgspec.msgpack import Ext
 from msgspec.structs import replace
 
+import semel
 from semel.codec import encode
 from semel.core.commands import Claim, Count, Lookup, Renew, Settle
 from semel.errors import RecordCorrupt
@@ -27,6 +28,7 @@ from semel.observe.packed_limits import HASHED_MAX, check_packed
 from semel.runtime.channel import Coalescer, Direct, LoopCoalescer
 from semel.runtime.process import new_owner
 from semel.server.auth import Caller
+from semel.server.growth import RENEWED_MAX, RenewalLimit
 from semel.server.limits import PAYER, Costs, LiveClaims
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
@@ -34,7 +36,7 @@ from semel.server.slow_lane import SlowLane
 from semel.stores.http.store import HttpStore
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
-from semel.types import Record, Unavailable
+from semel.types import Busy, Lost, Record, Renewed, Unavailable
 from tests.server.tools import Running, serving, session_of, token_for
 from tests.waiting import await_true, until
 
@@ -148,12 +150,12 @@ def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(tmp_path: Path) ->
     with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
         keep(store, "k", value)
     with serving(ServeSettings(auth="none", store=url(tmp_path), port=0)) as running:
-        items = [{"type": "lookup", "id": ["", "billing", "k"]}] * 1000
-        answer = running.post("/v1/items", items)
-        assert len(answer.content) < 30 * 2**20
-        kinds = [next(iter(each)) for each in answer.json()]
+        absent, large = ({"type": "lookup", "id": ["", "billing", key]} for key in ("absent", "k"))
+        answer = running.post("/v1/items", [absent] * 100 + [large] * 900)
+        assert len(answer.content) < (8 * 2**20 + 200_000) * 4 / 3 + 200_000
+        kinds = [next(iter(each)) for each in answer.json()][100:]
         assert kinds == ["record"] * kinds.count("record") + ["refused"] * kinds.count("refused")
-        assert 0 < kinds.count("record") < 1000
+        assert 0 < kinds.count("record") < 900
         assert answer.json()[-1]["refused"]["title"] == "answer-full"
 
 
@@ -169,6 +171,11 @@ def test_the_http_store_asks_again_for_what_did_not_fit(tmp_path: Path) -> None:
     ):
         answers: Any = far.send([Lookup(("", "billing", str(at))) for at in range(100)])
         assert [answer.value for answer in answers] == values
+        claims = [Claim(("", "billing", str(at)), new_owner(), 30_000_000, DAY_US) for at in range(120)]
+        mixed = [claims[at // 2 if at % 2 else 100 + at // 2] for at in range(40)]
+        answers = far.send(mixed)
+        assert [answer.value for answer in answers[1::2]] == values[:20]
+        assert {type(answer).__name__ for answer in answers[::2]} == {"Granted"}
 
 
 def test_a_scan_gives_as_much_as_fits_and_a_cursor(tmp_path: Path) -> None:
@@ -420,7 +427,7 @@ async def hang(_event: Event) -> None:
 
 
 class SlowRenewals(SqliteStore):
-    """Renewals take a while, and are counted."""
+    """RenewalLimit take a while, and are counted."""
 
     _hurry = threading.Event()
     renewals = 0
@@ -490,6 +497,88 @@ def test_renewals_are_items_and_too_many_are_answered_429(tmp_path: Path) -> Non
         assert "items" in answers[-1].json()["detail"]
 
 
+def test_renewals_of_one_claim_are_bounded_by_its_lease(tmp_path: Path) -> None:
+    limits = Limits(renewals_max=20)
+    with (
+        serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running,
+        closing(opened(HttpStore(running.address))) as far,
+    ):
+        mine, other = ({"claim": running.claim(key)["claim"]} for key in ("mine", "other"))
+        lease_us = 900 * 10**6  # of the other one: long enough for this test on any computer
+        outcomes = running.post("/v1/claims/renew", {"claims": [mine] * 30}).json()["outcomes"]
+        assert [each["outcome"] for each in outcomes] == ["renewed"] * 20 + ["refused"] * 10
+        assert "'mine' was renewed 20 times within its lease of 30 s" in outcomes[-1]["detail"]
+        assert outcomes[-1]["retry_after_s"] >= 1
+        assert running.end("renew", other["claim"])["outcome"] == "renewed"
+        assert running.end("complete", mine["claim"])["outcome"] == "completed"
+
+        owner, place = new_owner(), ("", "billing", "long")
+        again = Claim(place, owner, lease_us, DAY_US)
+        granted = [type(answer).__name__ for answer in far.send([again] * 30)]
+        assert granted == ["Granted"] * 20 + ["Unavailable"] * 10, "a claim that is repeated is a renewal"
+        (record,) = far.send((Lookup(place),))
+        assert isinstance(record, Record)
+        renew = Renew(place, owner, record.fence, lease_us)
+        assert [type(answer) for answer in far.send([renew] * 20)] == [Renewed] * 20
+        headers = {"content-type": "application/vnd.semel.items.v1+msgpack"}
+        answer = running.client.post("/v1/items", content=pack([renew]), headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (429, "urn:semel:renewed-too-often")
+        assert 1 <= int(answer.headers["retry-after"]) <= 46
+        # Nobody else can use up what a claim has left, nor get it back by renewals that fail.
+        stranger = Renew(place, new_owner(), record.fence, lease_us)
+        assert [type(answer) for answer in far.send([stranger] * 20)] == [Lost] * 20
+        assert isinstance(far.send((renew,))[0], Unavailable)
+        far.send((Renew(place, owner, record.fence + 1, lease_us),))
+        assert isinstance(far.send((renew,))[0], Unavailable)
+
+
+def test_what_a_claim_may_be_renewed_comes_back_with_time() -> None:
+    now = [0.0]
+    renewals = RenewalLimit(Limits(renewals_max=20), lambda: now[0])
+    place, owner = ("", "c", "k"), b"o" * 16
+    renew, claim = Renew(place, owner, 1, 10**7), Claim(place, owner, 10**7, DAY_US)
+    for _ in range(20):
+        renewals.take(renew)
+    with pytest.raises(HttpProblem, match=r"come back in 0\.5 s"):
+        renewals.take(renew)
+    now[0] = 0.5
+    renewals.take(renew)
+    for _ in range(1000):  # one that waits for another's claim asks as often as it likes
+        renewals.take(claim)
+        renewals.settle(claim, Busy(1.0))
+    for _ in range(20):  # the keeper of a client repeats a renewal without an answer at a tenth of the lease
+        now[0] += 1.0
+        for _ in range(2):
+            renewals.take(renew)
+            renewals.settle(renew, Renewed(0))
+    for at in range(RENEWED_MAX + 10):
+        renewals.take(Renew(("", "c", f"k{at}"), owner, 1, 10**7))
+    assert len(renewals._taken_until) == RENEWED_MAX
+
+
+def test_a_keeper_over_http_is_never_refused(tmp_path: Path) -> None:
+    """The shortest lease, the lowest limit that can be set, and more renewals than it allows for one lease."""
+
+    class Slow(MemoryStore):
+        def send(self, items: Any, /) -> Any:
+            answers = super().send(items)
+            seen.extend(
+                answer for item, answer in zip(items, answers, strict=True) if isinstance(item, Renew)
+            )
+            return answers
+
+    seen: list[Any] = []
+    limits = Limits(renewals_max=20, lease_min_us=50_000)
+    settings = ServeSettings(auth="none", port=0, limits=limits, dashboard=False)
+    with serving(settings, store=Slow()) as running:
+        with semel.open(running.address, consumer="billing", lease="100ms") as once:
+            outcome = once.run("k", lambda: await_true(lambda: len(seen) > 25))
+        page = running.client.get("/metrics").text
+    assert isinstance(outcome, semel.Done)
+    assert outcome.value is True
+    assert 'semel_http_requests_total{route="/v1/items",status="429"}' not in page
+
+
 def test_steps_of_a_record_are_bounded(tmp_path: Path) -> None:
     limits = Limits(steps_max=5, value_bytes_max=1000)
     with (
@@ -525,10 +614,15 @@ def test_consumers_and_windows_of_a_tenant_are_bounded(tmp_path: Path) -> None:
             return running.post("/v1/claims", {"consumer": consumer, "claims": [{"key": "k"}]}).status_code
 
         assert [claim(f"c{at}") for at in (0, 1, 2, 3, 0)] == [200, 200, 200, 409, 200]
-        answer = running.post(
-            "/v1/items", [{"type": "admit", "tenant": "", "consumer": "c9", "mode": "lease"}]
-        )
-        assert (answer.status_code, answer.json()["type"]) == (409, "urn:semel:too-many-consumers")
+        place, owner = ["", "c9", "k"], "AAECAwQFBgcICQoLDA0ODw=="
+        for item in (
+            {"type": "admit", "tenant": "", "consumer": "c9", "mode": "lease"},
+            {"type": "claim", "id": place, "owner": owner, "lease_us": 10**7, "window_us": DAY_US},
+            {"type": "mark", "tenant": "", "consumer": "c9", "keys": ["k"], "window_us": DAY_US},
+            {"type": "settle", "id": place, "owner": owner, "fence": time.time_ns() // 1000, "to": "done"},
+        ):
+            answer = running.post("/v1/items", [item])
+            assert (answer.status_code, answer.json()["type"]) == (409, "urn:semel:too-many-consumers"), item
         windows = [
             running.client.put("/v1/windows", json={"consumer": f"c{at}", "window": "1h"}) for at in range(4)
         ]

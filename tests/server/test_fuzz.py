@@ -250,7 +250,11 @@ async def ask(
 @pytest.mark.anyio
 async def test_no_request_is_answered_by_a_failure(tmp_path: Path) -> None:
     settings = ServeSettings(
-        auth="none", store=f"sqlite:///{tmp_path}/semel.db?synchronous=normal", port=0, limits=LIMITS
+        auth="none",
+        audit="all",
+        store=f"sqlite:///{tmp_path}/semel.db?synchronous=normal",
+        port=0,
+        limits=LIMITS,
     )
     app = create_app(settings)
     async with app.router.lifespan_context(app):

@@ -259,8 +259,10 @@ def test_who_asks_too_often_is_slowed_down(tmp_path: Path) -> None:
 def test_who_holds_too_many_claims_completes_some_first(tmp_path: Path) -> None:
     limits = Limits(live_claims_max=3)
     with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
-        held = [running.claim(f"k{at}") for at in range(4)]
-        assert [each["outcome"] for each in held] == ["claimed"] * 3 + ["refused"]
+        held = [running.claim(f"k{at}") for at in range(3)]
+        assert [each["outcome"] for each in held] == ["claimed"] * 3
+        answer = running.post("/v1/claims", {"consumer": "billing", "claims": [{"key": "k3"}]})
+        assert (answer.status_code, answer.json()["type"]) == (429, "urn:semel:too-many-claims")
         running.end("complete", held[0]["claim"])
         assert running.claim("k3")["outcome"] == "claimed"
 

@@ -1,10 +1,12 @@
 """The OpenAPI document is what the service does: fixed examples of it, with no 5xx and no answer it does not know."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
+from fastapi.openapi.utils import get_openapi
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -15,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from semel.server.app import create_app
+from semel.server.routes import base, health
 from semel.server.settings import Limits, ServeSettings
 from semel.stores.memory.store import MemoryStore
 from tests.server.tools import serving
@@ -76,3 +79,29 @@ def test_every_endpoint_says_what_it_is_for() -> None:
         assert set(each["responses"]) >= {"200", "401", "429", "503"}
     bodies = [each["requestBody"]["content"] for each in operations if "requestBody" in each]
     assert all(any("example" in kind for kind in body.values()) for body in bodies)
+
+
+def test_the_document_and_its_page_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def count(**options: Any) -> Any:
+        built.append(1)
+        return get_openapi(**options)
+
+    monkeypatch.setattr(base, "get_openapi", count)
+    monkeypatch.setattr(health, "json", parts := Dumped())
+    with serving(ServeSettings(auth="none", port=0), store=MemoryStore()) as running:
+        for path in ("/openapi.json", "/docs") * 3:
+            assert running.client.get(path).status_code == 200
+    assert len(built) == 1
+    assert parts.whole == 1
+
+
+class Dumped:
+    """`json`, which counts how often the whole document was encoded."""
+
+    whole = 0
+
+    def dumps(self, value: Any, **options: Any) -> str:
+        self.whole += isinstance(value, dict) and "openapi" in value
+        return json.dumps(value, **options)

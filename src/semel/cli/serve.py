@@ -42,6 +42,15 @@ Auth = Annotated[
         "auth", "KIND", "tokens or none; none: for loopback, on a store that never had a token.", "tokens"
     ),
 ]
+Audit = Annotated[
+    str | None,
+    _option(
+        "audit",
+        "KIND",
+        "operators or all; all: also an entry for each request that writes, 90 days, one round trip more.",
+        "operators",
+    ),
+]
 Proxy = Annotated[
     str | None,
     _option(
@@ -167,8 +176,10 @@ ConsumersMax = Annotated[
         "consumers-max", "N", "The most consumers, and stored windows, of a tenant.", DEFAULT.consumers_max
     ),
 ]
-StepsMax = Annotated[
-    int | None, _option("steps-max", "N", "The most attempts of a record.", DEFAULT.steps_max)
+StepsMax = Annotated[int | None, _option("steps-max", "N", "The most steps of a record.", DEFAULT.steps_max)]
+RenewalsMax = Annotated[
+    int | None,
+    _option("renewals-max", "N", "The most renewals of a claim within its lease.", DEFAULT.renewals_max),
 ]
 ClaimsMax = Annotated[
     int | None,
@@ -211,6 +222,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     host: Host = None,
     port: Port = None,
     auth: Auth = None,
+    audit: Audit = None,
     proxy: Proxy = None,
     tls_cert: Cert = None,
     tls_key: CertKey = None,
@@ -234,6 +246,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     scan_share: ScanShare = None,
     consumers_max: ConsumersMax = None,
     steps_max: StepsMax = None,
+    renewals_max: RenewalsMax = None,
     claims_max: ClaimsMax = None,
     connections_max: ConnectionsMax = None,
     head_wait: HeadWait = None,
@@ -257,6 +270,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         host=said.host,
         port=said.port,
         auth=said.auth,
+        audit=said.audit,
         first_token=sys.stderr.isatty(),  # print a secret to people, never to a log
         proxies=tuple(each.strip() for each in said.proxy.split(",") if each.strip()),
         tls_cert=said.tls_cert,
@@ -291,6 +305,7 @@ def _limits(said: "ServeOptions") -> Limits:
         scan_share=said.scan_share,
         consumers_max=said.consumers_max,
         steps_max=said.steps_max,
+        renewals_max=said.renewals_max,
         live_claims_max=said.claims_max,
         connections_max=said.connections_max,
         head_wait_s=_seconds(said.head_wait),

@@ -151,6 +151,7 @@ class ServeOptions(Sourced):
     host: str = "127.0.0.1"
     port: int = 8787
     auth: Literal["tokens", "none"] = "tokens"
+    audit: Literal["operators", "all"] = "operators"
     proxy: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -174,6 +175,7 @@ class ServeOptions(Sourced):
     scan_share: float = LIMITS.scan_share
     consumers_max: int = LIMITS.consumers_max
     steps_max: int = LIMITS.steps_max
+    renewals_max: int = LIMITS.renewals_max
     claims_max: int = LIMITS.live_claims_max
     connections_max: int = LIMITS.connections_max
     head_wait: str = f"{LIMITS.head_wait_s:g}s"

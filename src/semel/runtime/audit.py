@@ -1,22 +1,28 @@
 """The audit: who changed what, as records under a separate tenant that no caller of the service can name.
 
 An entry is written before its act is executed: if it cannot be written, nothing is done. Entries are only ever
-added. Each has a random key, and stays for 90 days.
+added. Each has a random key, and stays for 90 days. Operators' acts always have one each; claims, renewals,
+settles and marks of tokens have one for each request if the service is told so.
 """
 
-from collections.abc import Generator
-from typing import Any
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, json
 
 from semel.codec import decode, encode
 from semel.core.commands import (
     Admit,
+    Answer,
     Claim,
     Forget,
     Granted,
     Item,
+    Mark,
     Purge,
+    Renew,
     Resolve,
     Settle,
     SetWindow,
@@ -32,22 +38,31 @@ from semel.windows import exact_text
 __all__ = [
     "CONSUMER",
     "TENANT",
+    "WRITES",
     "Act",
     "AuditEntry",
+    "Writes",
     "act_of",
+    "claims_of_writes",
     "entry_of",
     "held_by",
     "is_damaged",
     "is_forced",
     "note",
     "prefix_of",
+    "settles_of_writes",
     "trail",
     "warn",
     "whoami",
+    "writes_of",
 ]
 
 TENANT = CONSUMER = "semel.audit"
 """The consumer of the entries: `semel list --consumer semel.audit`."""
+WRITES = "semel.audit.writes"
+"""The consumer of the entries about requests of tokens, apart from the acts so that those are found among them."""
+CONSUMERS_SHOWN = 100
+"""The most consumers that an entry about a request names, those with the most items; it counts the others."""
 KEPT_US = 90 * 86400 * 1_000_000
 LEASE_US = 30_000_000
 _SHOWN = 12
@@ -147,6 +162,76 @@ def warn(record: Record, actor: str | None) -> None:
     )
 
 
+Writes: TypeAlias = dict[str, dict[str, Counter[str]]]
+"""What a request writes: how many, by tenant, kind and consumer."""
+
+
+def writes_of(items: Iterable[Item]) -> Writes:
+    """Return what these items write, without operators' acts, which have entries of their own."""
+    found: Writes = {}
+    for item in items:
+        match item:
+            case (
+                Claim(id=(tenant, consumer, _))
+                | Renew(id=(tenant, consumer, _))
+                | Settle(id=(tenant, consumer, _))
+            ):
+                count = 1
+            case Mark(tenant=tenant, consumer=consumer):
+                count = len(item.keys)
+            case Admit(tenant=tenant, consumer=consumer):
+                count = 1
+            case _:
+                continue
+        found.setdefault(tenant, {}).setdefault(type(item).__name__.lower(), Counter())[consumer] += count
+    return found
+
+
+def claims_of_writes(actor: str, route: str, writes: Writes, now_us: int) -> list[Claim]:
+    """Return the items that write one entry for each tenant; each is complete as soon as it is granted.
+
+    The entry is in the claim's `meta`, because a claim and its completion are two round trips: the completion may
+    follow together with the request's own items.
+    """
+    return [
+        Claim(_place(tenant, minute_of(now_us)), new_owner(), LEASE_US, KEPT_US, meta=json.encode(entry))
+        for tenant, kinds in writes.items()
+        for entry in [
+            {
+                "action": "write",
+                "actor": actor,
+                "tenant": tenant,
+                "route": route,
+                "items": {kind: _most_common(counts) for kind, counts in kinds.items()},
+            }
+        ]
+    ]
+
+
+def settles_of_writes(claims: Sequence[Claim], answers: Sequence[Answer]) -> list[Settle]:
+    """Return the completions of those entries. Raises `StoreError` if one was not written."""
+    settles = []
+    for claim, answer in zip(claims, answers, strict=True):
+        granted = answer_or_raise(answer)
+        if not isinstance(granted, Granted):
+            raise StoreError("the audit could not be written, so nothing was changed; try again")
+        assert claim.meta is not None
+        value = encode(json.decode(claim.meta))
+        settles.append(Settle(claim.id, claim.owner, granted.fence, "done", value, KEPT_US, LEASE_US))
+    return settles
+
+
+def minute_of(now_us: int) -> str:
+    """Return the minute in UTC: the keys of entries about requests begin with it, after their tenant's prefix."""
+    return datetime.fromtimestamp(now_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
+    shown = dict(Counter(counts).most_common(CONSUMERS_SHOWN))
+    rest = sum(counts.values()) - sum(shown.values())
+    return shown | ({f"({len(counts) - len(shown)} others)": rest} if rest else {})
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
@@ -159,8 +244,8 @@ def entry_of(record: Record) -> AuditEntry:
     """Decode an entry from its record; an unreadable one is shown as damaged, with its readable parts."""
     at_us = record.settled_at_us or record.first_seen_us
     try:
-        value = decode(record.value) if record.state == "done" and record.value is not None else None
-    except (RecordCorrupt, ValueError, TypeError, RecursionError):
+        value = _content_of(record)
+    except (RecordCorrupt, MsgspecError, ValueError, TypeError, RecursionError):
         value = None
     if not isinstance(value, dict):
         return _damaged_entry(record, at_us)
@@ -179,16 +264,27 @@ def entry_of(record: Record) -> AuditEntry:
 
 def is_damaged(record: Record) -> bool:
     """Whether this is an unreadable entry of the audit."""
-    return record.consumer == CONSUMER and entry_of(record).damaged
+    return record.consumer in (CONSUMER, WRITES) and entry_of(record).damaged
+
+
+def _content_of(record: Record) -> Any:
+    if record.state == "done" and record.value is not None:
+        return decode(record.value)
+    if record.state == "claimed" and record.consumer == WRITES and record.meta is not None:
+        return json.decode(record.meta)  # not completed yet, or the process died in between
+    return None
 
 
 def _damaged_entry(record: Record, at_us: int) -> AuditEntry:
     return AuditEntry(at_us, "", "damaged", "?", {"entry": record.key, "state": record.state}, damaged=True)
 
 
-def _place(tenant: str) -> Id:
-    """Return the id of a new entry; its key is random and cannot be guessed."""
-    return (TENANT, CONSUMER, prefix_of(tenant) + new_owner().hex())
+def _place(tenant: str, minute: str = "") -> Id:
+    """Return the id of a new entry, of an act or of a request's writes; its key is random and cannot be guessed."""
+    rest = new_owner().hex()
+    if minute:
+        return (TENANT, WRITES, f"{prefix_of(tenant)}{minute}:{rest}")
+    return (TENANT, CONSUMER, prefix_of(tenant) + rest)
 
 
 def _name(record: Record) -> str:

@@ -1,31 +1,18 @@
-"""Limits per caller, in this instance's memory: request rates, costs, growth, and claims held."""
+"""Limits per caller, in this instance's memory: request rates, costs, and claims held."""
 
 import heapq
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from semel.core.commands import (
-    Admit,
-    Answer,
-    Claim,
-    Item,
-    Lookup,
-    ReadSettings,
-    Renew,
-    Settle,
-    SetWindow,
-    StoreSettings,
-    SwitchMode,
-)
+from semel.core.commands import Claim, Item, Renew, Settle
 from semel.core.ids import OWN
 from semel.server.auth import Caller
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
-from semel.types import Id, Record
+from semel.types import Id
 
-__all__ = ["PAYER", "Believed", "Buckets", "Costs", "Growth", "LiveClaims"]
+__all__ = ["PAYER", "ROUTE", "Believed", "Buckets", "Costs", "LiveClaims", "account_of", "retry_after"]
 
 BURST = 2.0
 CALLERS_MAX = 10_000
@@ -114,8 +101,16 @@ class LiveClaims:
             held.pop(record_id, None)
 
 
+def retry_after(wait_s: float) -> dict[str, str]:
+    """Return the header that says when to come back."""
+    return {"Retry-After": str(max(1, round(wait_s + 0.5)))}
+
+
 PAYER: ContextVar[Caller | None] = ContextVar("semel_payer", default=None)
 """The account of the current request; `None`: none, such as for the service's own counts."""
+
+ROUTE: ContextVar[str] = ContextVar("semel_route", default="")
+"""The method and path of the current request, for the audit."""
 
 
 class Costs:
@@ -141,8 +136,9 @@ class Costs:
         ):
             wait_s = bucket.wait_s(account)
             if wait_s:
-                after = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
-                raise HttpProblem(429, "too-costly", f"too many {what}; wait, and send less", after)
+                raise HttpProblem(
+                    429, "too-costly", f"too many {what}; wait, and send less", retry_after(wait_s)
+                )
 
     def charge(self, caller: Caller, *, items: int = 0, size_bytes: int = 0) -> None:
         """Charge the caller's tenant."""
@@ -180,89 +176,6 @@ def account_of(caller: Caller) -> str:
 
 def _account_of_tenant(tenant: str) -> str:
     return f"tenant {tenant}"
-
-
-SETTINGS_LIVE_S = 5.0
-"""How long additions of other instances may go unnoticed."""
-RECORDS_MAX = 10_000
-"""The most records with cached steps; for others the store is read."""
-STEP_VALUES = 4
-"""The steps of a record may take as much space as this many values."""
-
-
-class Growth:
-    """Limits the number of consumers, windows and steps."""
-
-    def __init__(self, limits: Limits, send: Callable[[Sequence[Item]], Awaitable[list[Answer]]]) -> None:
-        self._limits = limits
-        self._send = send
-        self._modes: set[tuple[str, str]] = set()
-        self._windows: set[tuple[str, str, str]] = set()
-        self._fresh_until = 0.0
-        self._steps: dict[tuple[Id, bytes], tuple[int, int]] = {}
-
-    async def check(self, item: Item) -> None:
-        """Check an item. Raises `HttpProblem` if it would exceed a limit."""
-        match item:
-            case Admit() | SwitchMode():
-                await self._check_name((item.tenant, item.consumer), "consumers")
-            case SetWindow() if item.window_us is not None:
-                await self._check_name((item.tenant, item.consumer, item.event_type), "windows")
-            case Renew() if item.step is not None:
-                await self._check_step(item)
-            case _:
-                pass
-
-    async def _check_name(self, name: tuple[str, ...], what: str) -> None:
-        if name in self._names_of(what):
-            return
-        if time.monotonic() >= self._fresh_until:
-            (found,) = await self._send((ReadSettings(),))
-            if isinstance(found, StoreSettings):
-                self._modes, self._windows = set(found.modes), set(found.windows)
-                self._fresh_until = time.monotonic() + SETTINGS_LIVE_S
-        known, most = self._names_of(what), self._limits.consumers_max
-        if name not in known and sum(each[0] == name[0] for each in known) >= most:
-            raise HttpProblem(
-                409,
-                f"too-many-{what}",
-                f"there are {most} {what} already; use one of them, or raise consumers_max",
-            )
-        known.add(name)
-
-    def _names_of(self, what: str) -> set[Any]:
-        return self._modes if what == "consumers" else self._windows
-
-    async def _check_step(self, item: Renew) -> None:
-        assert item.step is not None
-        place, size = (item.id, item.owner), len(item.step[1] or b"")
-        count, used = self._steps.get(place) or await self._read_steps(item.id)
-        if self._exceeds(count, used + size):
-            count, used = await self._read_steps(item.id)  # a step of the same name replaces the earlier one
-            if self._exceeds(count, used + size):
-                raise HttpProblem(
-                    413,
-                    "too-many-steps",
-                    f"a record takes {self._limits.steps_max} steps with {self._bytes_max} bytes together; complete it,"
-                    " or keep less in a step",
-                )
-        self._steps.pop(place, None)
-        self._steps[place] = (count + 1, used + size)
-        if len(self._steps) > RECORDS_MAX:
-            del self._steps[next(iter(self._steps))]
-
-    @property
-    def _bytes_max(self) -> int:
-        return STEP_VALUES * self._limits.value_bytes_max
-
-    def _exceeds(self, count: int, size_bytes: int) -> bool:
-        return count >= self._limits.steps_max or size_bytes > self._bytes_max
-
-    async def _read_steps(self, record_id: Id) -> tuple[int, int]:
-        (found,) = await self._send((Lookup(record_id),))
-        if not isinstance(found, Record):
-            return 0, 0
-        return len(found.steps), sum(len(value or b"") for _, value in found.steps)
 
 
 V = TypeVar("V")

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.errors import StoreError
 from semel.server.auth import ANYBODY, Caller, caller_for
-from semel.server.limits import PAYER
+from semel.server.limits import PAYER, ROUTE
 from semel.server.problems import HttpProblem, unavailable
 from semel.server.service import Service
 from semel.server.settings import is_loopback
@@ -37,6 +37,7 @@ class AuthMiddleware:
         service, began = self.service, time.perf_counter()
         answered, came = Answered(send), CountedBody(receive)
         PAYER.set(None)  # an earlier request may have started this task
+        ROUTE.set(f"{scope.get('method', 'WEBSOCKET')} {scope['path']}")
         service.metrics.in_flight.inc()
         try:
             _refuse_two_lengths(scope)

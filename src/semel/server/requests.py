@@ -171,6 +171,8 @@ class SettleReply(Struct, frozen=True, omit_defaults=True):
     kept: bool = True
     """False: the value is too large to be stored; the key is done."""
     lease_s: float | None = None
+    retry_after_s: float | None = None
+    """refused: when to send the same again, if it helps."""
     detail: str = ""
 
 

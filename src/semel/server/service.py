@@ -6,27 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-
-from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Mark, Marked, Renew, Scan, Settle
+from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Known, Lookup, Renew, Scan, Settle
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
-from semel.observe.events import ClaimedEvent, Hook, HookEvent, Hooks
-from semel.observe.instrument import report_claimed, report_marked, report_settled
-from semel.observe.prometheus import PrometheusHook
+from semel.observe.events import Hook, Hooks
 from semel.runtime import audit
 from semel.runtime.engine import Runtime
 from semel.runtime.generators import adrive
 from semel.server import tokens
-from semel.server.auth import Caller, permit
-from semel.server.limits import PAYER, Believed, Buckets, Costs, Growth, LiveClaims, account_of
+from semel.server.auth import Caller, caller_for, permit
+from semel.server.growth import Growth, RenewalLimit
+from semel.server.limits import PAYER, ROUTE, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
+from semel.server.metrics import Metrics, Telling
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
@@ -34,79 +25,9 @@ from semel.server.slow_lane import SlowLane, answer_bytes, send_to
 from semel.server.tokens import Token
 from semel.stores.http.encoding import ANSWER_FULL, ItemRefusal
 from semel.stores.registry import store_for
-from semel.types import Busy, Lost, Mode, Renewed, Unavailable
+from semel.types import Lost, Mode, Record, Renewed, Unavailable
 
-__all__ = ["Metrics", "Service", "Telling"]
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
-
-
-class Metrics:
-    """The metrics of one application, and their hook. No label contains a key or a tenant."""
-
-    def __init__(self) -> None:
-        self.registry: CollectorRegistry = CollectorRegistry()
-        self.hook: PrometheusHook = PrometheusHook(self.registry)
-        self.requests: Counter = Counter(
-            "semel_http_requests", "Requests answered.", ["route", "status"], registry=self.registry
-        )
-        self.durations: Histogram = Histogram(
-            "semel_http_request_duration_seconds", "From head to answer.", ["route"], registry=self.registry
-        )
-        self.in_flight: Gauge = Gauge(
-            "semel_http_requests_in_flight", "Requests that wait for their answers.", registry=self.registry
-        )
-
-    def __call__(self, happening: HookEvent) -> None:
-        """Count it."""
-        if type(happening) is ClaimedEvent and not happening.handler:
-            # A caller's claim may be completed through another instance, so its age is not known here.
-            self.hook.note_window(happening.consumer, happening.window_s)
-        else:
-            self.hook(happening)
-
-    def page(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-
-WAITING_MAX = 10_000
-"""The most waiting callers that are tracked."""
-
-
-class Telling:
-    """Reports items and their answers to hooks."""
-
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
-        self._waiting: dict[bytes, None] = {}
-        """Owners that got `Busy`: one that waits claims repeatedly, and counts as one delivery."""
-
-    def __call__(self, item: Item, answer: Answer) -> None:
-        """Report an item and its answer."""
-        kind = type(item)
-        if kind is Claim:
-            assert isinstance(item, Claim)
-            self._claim(item, answer)
-        elif kind is Settle:
-            report_settled(self._hooks, (item,), (answer,))
-        elif kind is Mark and isinstance(answer, Marked):
-            assert isinstance(item, Mark)
-            report_marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts)
-
-    def _claim(self, claim: Claim, answer: Answer) -> None:
-        if claim.owner not in self._waiting:
-            if isinstance(answer, Busy):
-                self._waiting[claim.owner] = None
-                if len(self._waiting) > WAITING_MAX:
-                    del self._waiting[next(iter(self._waiting))]
-            report_claimed(self._hooks, (claim,), (answer,))
-        elif not isinstance(answer, Busy):
-            del self._waiting[claim.owner]
-            if isinstance(answer, Granted):  # it waited before and was reported as received
-                who = (*claim.id, claim.owner)
-                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen_us))
-
+__all__ = ["Service"]
 
 TOKEN_LIVE_S = 5.0
 """How long a token is cached: a revoked one is refused after that."""
@@ -117,7 +38,6 @@ FIRST_ITEMS, MORE_ITEMS = 64, 256
 FULL = ItemRefusal(
     413, ANSWER_FULL, "the answers before it fill this response; send this item again, in another request"
 )
-CROWDED = ItemRefusal(429, "too-many-claims", "too many claims at a time; complete some first")
 LEASED: tuple[Mode, ...] = ("lease", "quarantine")
 V = TypeVar("V")
 
@@ -156,6 +76,7 @@ class Service:
             settings.limits.answer_bytes_max,
         )
         self._growth = Growth(settings.limits, self.send)
+        self._renewals = RenewalLimit(settings.limits, clock)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
         """The first token, created because the store never had one; shown once."""
@@ -170,6 +91,8 @@ class Service:
         self._charge_posted_in(asyncio.get_running_loop())
         await self.runtime.aconnect(tokens.TENANT, tokens.CONSUMER, "lease", "")
         settings = self.settings
+        if settings.audit == "all":
+            await self.send((Admit(audit.TENANT, audit.WRITES, "lease"),))
         is_closed = await self.ask(tokens.were_made())
         if settings.auth == "none":
             if is_closed:
@@ -216,14 +139,22 @@ class Service:
 
     async def log_in(self, token: Token) -> str:
         """Begin a session; returns the id for the browser."""
+        await self._note_session(token, "log in")
         text: str = await self.ask(tokens.start_session(token.id))
         return text
 
     async def log_out(self, text: str) -> None:
         """End a session: here at once, on other instances within seconds."""
         if tokens.SESSION_SHAPE.fullmatch(text):
+            token = await self.session(text)
+            if token is not None:
+                await self._note_session(token, "log out")
             await self.ask(tokens.end_session(text))
             self._sessions.drop(text)
+
+    async def _note_session(self, token: Token, action: str) -> None:
+        if self.settings.audit == "all":
+            await self.note(caller_for(token), token.tenant or "", action)
 
     async def _token(self, token_id: str) -> Token | None:
         token = await self._ask_cached(self._tokens, token_id, tokens.lookup(token_id))
@@ -259,9 +190,11 @@ class Service:
         """Count a request. Raises `HttpProblem` above the rate limit."""
         wait_s = self._buckets.take(name)
         if wait_s:
-            seconds = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
             raise HttpProblem(
-                429, "too-fast", "too many requests; slow down, or send more items in each", seconds
+                429,
+                "too-fast",
+                "too many requests; slow down, or send more items in each",
+                retry_after(wait_s),
             )
 
     def start_paying(self, caller: Caller) -> None:
@@ -292,18 +225,17 @@ class Service:
                 check(item, self.settings.limits)
                 check_event_journal(item, self.settings.events_consumer)
                 await self._growth.check(item)
+                if isinstance(item, Claim):
+                    room = _take_room(room)
+                self._renewals.take(item)
             except HttpProblem as problem:
                 answers[at] = refusal(problem)
-                continue
-            if isinstance(item, Claim):
-                room -= 1
-                if room < 0:
-                    answers[at] = CROWDED
-                    continue
-            places.append(at)
+            else:
+                places.append(at)
         sent = [items[at] for at in places]
         await self._audit(caller, sent)
         for at, answer in zip(places, await self._send_bounded(caller, sent), strict=True):
+            self._renewals.settle(items[at], answer)
             if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
                 answers[at] = refusal(problem_of(answer.error))  # the store answers, but refuses this
                 continue
@@ -314,6 +246,24 @@ class Service:
     async def _audit(self, caller: Caller, items: Sequence[Item]) -> None:
         acts = [act for item in items if (act := audit.act_of(item)) is not None]
         await asyncio.gather(*(self.note(caller, each.tenant, each.action, **each.details) for each in acts))
+        if self.settings.audit == "all":
+            await self.note_writes(caller, audit.writes_of(items))
+
+    async def note_writes(self, caller: Caller, writes: audit.Writes) -> None:
+        """Write what a request writes into the audit, before it is executed, if all writes are audited.
+
+        One round trip, shared with other requests; the completion of the entry goes with the request's own items.
+        Raises `HttpProblem` if the store does not answer: nothing must be done then.
+        """
+        if self.settings.audit != "all" or not writes:
+            return
+        actor, now_us = caller.label or caller.name, time.time_ns() // 1000
+        claims = audit.claims_of_writes(actor, ROUTE.get(), writes, now_us)
+        try:
+            answers = await self.runtime.channel.asend(claims)
+            self.runtime.channel.post(audit.settles_of_writes(claims, answers), _ignore)
+        except StoreError as error:
+            raise unavailable() from error
 
     async def note(self, caller: Caller, tenant: str, action: str, **details: Any) -> None:
         """Write an action into the audit, before it is executed. Raises `StoreError`."""
@@ -339,7 +289,9 @@ class Service:
                 self.costs.charge_scan(took_s)
                 group = [answer]
             else:
-                group = await self.send(_quick_from(items, at))
+                quick = _quick_from(items, at)
+                room = self.settings.limits.answer_bytes_max - used
+                group = _fit(quick, await self.send(quick), room)
             used += sum(map(answer_bytes, group))
             answers += group
         return answers
@@ -348,7 +300,7 @@ class Service:
         """Execute one item. Raises `HttpProblem` if the store does not answer."""
         answer = (await self.carry_out(caller, (item,)))[0]
         if isinstance(answer, ItemRefusal):
-            raise HttpProblem(answer.status, answer.title, answer.detail)
+            raise problem_of_refusal(answer)
         if isinstance(answer, Unavailable):
             raise unavailable()
         return answer
@@ -403,6 +355,17 @@ class Service:
                 pass
 
 
+def _ignore(_answers: Sequence[Answer]) -> None:
+    """Do nothing: an entry of the audit is complete without its completion, too."""
+
+
+def _take_room(room: int) -> int:
+    """Return the room for claims after one more. Raises `HttpProblem` if there is none."""
+    if room <= 0:
+        raise HttpProblem(429, "too-many-claims", "too many claims at a time; complete some first")
+    return room - 1
+
+
 def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
     """Return the items from there up to the next count or scan."""
     end = min(len(items), start + (MORE_ITEMS if start else FIRST_ITEMS))
@@ -411,6 +374,22 @@ def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
             end = max(at, start + 1)
             break
     return items[start:end]
+
+
+def _fit(items: Sequence[Item], answers: list[Answer], room: int) -> list[Answer]:
+    """Refuse what does not fit into a response among answers to claims and look-ups.
+
+    Those that told a value changed nothing, and a client that sends all again from there changes nothing by that: a
+    claim that was granted is granted again. Other items are not sent twice, so their answers stay.
+    """
+    if not all(isinstance(item, Claim | Lookup) for item in items):
+        return answers
+    fitting: list[Answer] = []
+    for answer in answers:
+        fits = room > 0 or not isinstance(answer, Known | Record)
+        fitting.append(answer if fits else FULL)
+        room -= answer_bytes(answer)
+    return fitting
 
 
 def is_independent(items: Sequence[Item]) -> bool:
@@ -423,4 +402,18 @@ def is_independent(items: Sequence[Item]) -> bool:
 
 def refusal(problem: HttpProblem) -> ItemRefusal:
     """Return the refusal of one item among many."""
-    return ItemRefusal(problem.status, problem.kind, problem.detail)
+    return ItemRefusal(
+        problem.status, problem.kind, problem.detail, int(problem.headers.get("Retry-After", 0))
+    )
+
+
+def problem_of_refusal(refused: ItemRefusal) -> HttpProblem:
+    """Return the problem for a request whose only item, or every item, was refused."""
+    after = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
+    return HttpProblem(refused.status, refused.title, refused.detail, after)
+
+
+def check_any_done(answers: Sequence[Answer]) -> None:
+    """Raises `HttpProblem` of the first item if every item was refused: then the status says so."""
+    if answers and all(isinstance(each, ItemRefusal) for each in answers):
+        raise problem_of_refusal(answers[0])

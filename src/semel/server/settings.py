@@ -10,9 +10,10 @@ from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
 from semel.windows import duration_us
 
-__all__ = ["Auth", "Limits", "ServeSettings", "is_loopback"]
+__all__ = ["Audit", "Auth", "Limits", "ServeSettings", "is_loopback"]
 
 Auth: TypeAlias = Literal["tokens", "none"]
+Audit: TypeAlias = Literal["operators", "all"]
 
 PORT = 8787
 KIB = 1024
@@ -49,6 +50,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Consumers of one tenant, and stored windows: 409."""
     steps_max: int = 1000
     """Steps of one record; together they may have four times `value_bytes_max`: 413."""
+    renewals_max: int = 60
+    """Renewals of one claim within its lease, as seen by this instance; clients of semel need 20 at most: 429."""
     live_claims_max: int = 10_000
     """Claims that one token holds at a time, as seen by this instance: 429."""
     body_wait_s: float = 30.0
@@ -76,6 +79,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "answer_bytes_max": (KIB, 256 * MIB),
             "consumers_max": (1, 1_000_000),
             "steps_max": (1, 1_000_000),
+            "renewals_max": (20, 1_000_000),
             "live_claims_max": (1, 1_000_000),
             "body_wait_s": (0.01, 3600),
             "head_wait_s": (0.01, 3600),
@@ -100,6 +104,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """`none`: every user of this computer may do anything. Only on loopback, on a store that never had a token."""
     first_token: bool = False
     """Whether to make a token of an admin of all tenants, on loopback, for a store that never had one."""
+    audit: Audit = "operators"
+    """`all`: also an entry for each request that writes, before it is carried out: one round trip more."""
     proxies: tuple[str, ...] = ()
     """Addresses and networks of the proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     tls_cert: str = ""

@@ -1,6 +1,7 @@
 """Pages for operators: observe mode, guarantees, the doctor's findings, and the audit."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,11 @@ from starlette.routing import Route
 
 from semel.core.commands import Page, Scan
 from semel.core.protocols import AsyncStore, Store
+from semel.keys.limits import CONSUMER_BYTES_MAX
 from semel.observe.doctor import Finding, examine
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
-from semel.observe.formatting import redact
+from semel.observe.formatting import now_us, redact
 from semel.observe.guarantees import WINDOWS, Weakness
 from semel.observe.probes import weaknesses
 from semel.observe.window_in_force import WindowInForce
@@ -29,6 +31,11 @@ __all__ = ["routes"]
 LEASE_US = 30 * 10**6
 CONSUMERS_MAX = 30
 AUDIT_ROWS = 200
+HOUR_CHARS = len("2026-11-17T12")
+HOUR_US = 3600 * 10**6
+WRITES_PAGES = 5
+"""Pages of entries about requests that are read for one page; of more, the user chooses a shorter time."""
+_TIME = re.compile(r"[0-9T:-]{0,16}")
 
 
 def routes(desk: Dashboard) -> list[Route]:
@@ -61,8 +68,8 @@ def routes(desk: Dashboard) -> list[Route]:
     async def trail(request: Request) -> Response:
         viewer = await desk.viewer(request)
         viewer.require("admin")
-        rows = await _audit_entries(desk, viewer)
-        return await desk.page(request, viewer, "audit.html", {"rows": rows})
+        values = {"rows": await _audit_entries(desk, viewer), **await _writes(desk, viewer, request)}
+        return await desk.page(request, viewer, "audit.html", values)
 
     return [
         Route("/observe", observe),
@@ -128,3 +135,60 @@ async def _audit_entries(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEnt
         cursor = page.cursor
         if cursor is None:
             return sorted(rows, key=lambda row: -row.at_us)[:AUDIT_ROWS]
+
+
+async def _writes(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
+    """Return the requests of tokens of one tenant, in the minutes that begin with the asked text.
+
+    If none is asked for: of this hour and the one before.
+    """
+    asked = request.query_params
+    tenant = asked.get("tenant", "")[:CONSUMER_BYTES_MAX] if viewer.tenant is None else viewer.tenant
+    at, now = asked.get("at", "").strip(), now_us()
+    times = [at] if at else [audit.minute_of(each)[:HOUR_CHARS] for each in (now, now - HOUR_US)]
+    entries: list[audit.AuditEntry] = []
+    more = False
+    for each in times:
+        if _TIME.fullmatch(each):
+            found, left = await _entries_about_writes(desk, audit.prefix_of(tenant) + each)
+            entries += found
+            more = more or left
+    entries.sort(key=lambda entry: -entry.at_us)
+    return {
+        "all_audited": desk.service.settings.audit == "all",
+        "writes": [_write_row(entry) for entry in entries[:AUDIT_ROWS]],
+        "more_writes": more or len(entries) > AUDIT_ROWS,
+        "tenant": tenant,
+        "at": at,
+    }
+
+
+async def _entries_about_writes(desk: Dashboard, prefix: str) -> tuple[list[audit.AuditEntry], bool]:
+    """Return the entries of some pages, and whether there are more."""
+    entries: list[audit.AuditEntry] = []
+    cursor = None
+    for _ in range(WRITES_PAGES):
+        page: Page = await desk.looks.scan_own(
+            Scan(audit.TENANT, audit.WRITES, prefix=prefix, cursor=cursor, limit=AUDIT_ROWS)
+        )
+        entries += map(audit.entry_of, page.records)
+        cursor = page.cursor
+        if cursor is None:
+            return entries, False
+    return entries, True
+
+
+def _write_row(entry: audit.AuditEntry) -> dict[str, Any]:
+    items = entry.details.get("items")
+    counts = [
+        f"{count} {kind} {consumer}"
+        for kind, consumers in (items.items() if isinstance(items, dict) else ())
+        for consumer, count in (consumers.items() if isinstance(consumers, dict) else ())
+    ]
+    return {
+        "at_us": entry.at_us,
+        "actor": entry.actor,
+        "damaged": entry.damaged,
+        "route": entry.details.get("route", entry.action),
+        "items": ", ".join(counts),
+    }

@@ -34,6 +34,7 @@ from semel.server.requests import (
     SettleReply,
 )
 from semel.server.routes.base import Asked, Document, answer, authorize, beside_loop, many, read
+from semel.server.service import check_any_done
 from semel.server.slow_lane import answer_bytes
 from semel.stores.http.encoding import ItemRefusal
 from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
@@ -122,7 +123,7 @@ def _add_end(
     routes: APIRouter, document: Document, name: str, shape: Any, summary: str, example: Any
 ) -> None:
     decoder = msgspec.json.Decoder(shape)
-    about = document.operation(takes=shape, gives=SettleReplies, example={"claims": [example]})
+    about = document.operation(takes=shape, gives=SettleReplies, example={"claims": [example]}, also=(409,))
 
     @routes.post(f"/{name}", name=name, summary=summary, **about)
     async def end(request: Request) -> Response:
@@ -150,6 +151,7 @@ async def claim_many(request: Request) -> Response:
         raise HttpProblem(422, "misused", "a journal needs a store that outlives its process")
     claims = [_claim(plan, runtime.windows, each, quarantine=mode == "quarantine") for each in said.claims]
     answers = await ask.service.carry_out(ask.caller, claims)
+    check_any_done(answers)
     base_us = plan.window_us({}, "")
 
     def show() -> Response:
@@ -206,7 +208,8 @@ def _outcome(
         case Unknown():
             return ClaimOutcome(key, "unknown", detail="the outcome of an attempt is unknown; resolve it")
         case ItemRefusal():
-            return ClaimOutcome(key, "refused", detail=found.detail)
+            after_s = found.retry_after_s or None
+            return ClaimOutcome(key, "refused", detail=found.detail, retry_after_s=after_s)
         case _:
             return ClaimOutcome(
                 key, "unavailable", detail="the store gave no answer; send the same claim again"
@@ -220,6 +223,7 @@ async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
     await ask.service.runtime.arefresh()
     items = [_item(ask, each) for each in endings]
     answers = await ask.service.carry_out(ask.caller, items)
+    check_any_done(answers)
     return answer(SettleReplies([_verdict(*pair) for pair in zip(items, answers, strict=True)]))
 
 
@@ -273,6 +277,7 @@ def _verdict(item: Item, found: Answer) -> SettleReply:
         case Lost():
             return SettleReply("lost", detail="another attempt took over; nothing was overwritten")
         case ItemRefusal():
-            return SettleReply("refused", detail=found.detail)
+            after_s = found.retry_after_s or None
+            return SettleReply("refused", detail=found.detail, retry_after_s=after_s)
         case Unavailable() | _:
             return SettleReply("unavailable", detail="the store gave no answer; send the same again")

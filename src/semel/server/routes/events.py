@@ -1,6 +1,7 @@
 """`/v1/events`: receives events, one or many, over HTTP or a WebSocket, and answers each."""
 
 import asyncio
+from collections import Counter
 from typing import Annotated, Any
 
 import msgspec
@@ -32,6 +33,8 @@ CLOUDEVENTS = "application/cloudevents-batch+json"
 TYPES = (JSON, CLOUDEVENT, CLOUDEVENTS)
 EXAMPLE = {"id": "evt_1", "type": "order.placed", "amount": "12.50"}
 POLICY_VIOLATION = 1008
+LATER = (429, 503)
+"""The statuses after which the same events are to be sent again."""
 STATUSES = {"accepted": 200, "duplicate": 200, "busy": 503, "invalid": 422}
 """The status for a single event, so that a plain HTTP producer repeats it if needed."""
 
@@ -82,6 +85,7 @@ async def take(request: Request) -> Response:
     headers = [(name, value) for name, value in request.headers.items() if isinstance(found, dict)]
     events = _events(found, body, headers)
     many(len(events), ask.service, ask.caller)
+    await _note(ask.service, ask.caller, ask.tenant, len(events))
     outcomes = await _taker(request).take(ask.tenant, events)
     if isinstance(found, dict) or all(each.status == "invalid" for each in outcomes):
         first = outcomes[0]
@@ -112,14 +116,20 @@ async def listen(websocket: WebSocket) -> None:
             found = _parse(data)
             events = _events(found, data, ())
             many(len(events), service, caller)
+            await _note(service, caller, tenant, len(events))
             outcomes = await _taker(websocket).take(tenant, events)
             said: Any = outcomes[0] if isinstance(found, dict) else outcomes
         except HttpProblem as problem:
-            retry = problem.status == 429  # noqa: PLR2004
-            said = EventOutcome("busy" if retry else "invalid", detail=problem.detail)
+            said = EventOutcome("busy" if problem.status in LATER else "invalid", detail=problem.detail)
         except WebSocketDisconnect:
             return
         await websocket.send_text(_encode(said).decode())
+
+
+async def _note(service: Service, caller: Caller, tenant: str, count: int) -> None:
+    """Write the events into the audit if all writes are audited. Raises `HttpProblem`."""
+    consumer = service.settings.events_consumer
+    await service.note_writes(caller, {tenant: {"event": Counter({consumer: count})}})
 
 
 async def _next_message(websocket: WebSocket) -> Any:

@@ -19,7 +19,7 @@ from semel.server.routes.base import (
     many,
     wrong_type,
 )
-from semel.server.service import refusal
+from semel.server.service import check_any_done, refusal
 from semel.stores.http import encoding
 from semel.stores.http.encoding import ItemRefusal
 
@@ -78,6 +78,7 @@ def add(app: FastAPI, document: Document) -> None:
             answer=GRANTED,
             takes_types=TYPES,
             gives_types=TYPES,
+            also=(409,),
         ),
     )
     async def items(request: Request) -> Response:
@@ -139,6 +140,5 @@ async def carry_out(request: Request) -> Response:
         each if isinstance(each, ItemRefusal) else to_caller_answer(ask.caller, next(found))
         for each in answers
     ]
-    if answers and all(isinstance(each, ItemRefusal) for each in answers):
-        raise HttpProblem(answers[0].status, answers[0].title, answers[0].detail)
+    check_any_done(answers)
     return Response(encoding.answers_to(answers, packed=packed), media_type=kind)

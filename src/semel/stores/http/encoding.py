@@ -48,12 +48,14 @@ ANSWER_FULL = "answer-full"
 """The title of a refusal that means: the answers before this one fill the response; send the item again."""
 
 
-class ItemRefusal(msgspec.Struct, frozen=True):
-    """The server did not carry out this item, and a retry would not help. Other items are not affected."""
+class ItemRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The server did not carry out this item. Other items are not affected."""
 
     status: int
     title: str
     detail: str
+    retry_after_s: int = 0
+    """When the same item may be sent again; 0: never, it would be refused again."""
 
 
 class AnswerFull(StoreRefused):
