@@ -19,8 +19,15 @@ FOLDER = "SEMEL_TEST_COVERAGE"
 FLOORS = {"core": 95.0, "client": 95.0, "stores": 88.0, "brokers": 60.0}
 """The least branch coverage of each package, in per cent. A run below it fails."""
 UNMEASURED = ("slow", "service")
-UNMEASURED_FOLDERS = ("cli", "server")
-"""Their tests are about other packages, and fuzz the service for a minute."""
+UNMEASURED_PATHS = (
+    "cli",
+    "server",
+    "simulation",
+    "test_model.py",
+    "test_machine_mutants.py",
+    "test_mutants.py",
+)
+"""Folders and files whose tests are about other packages, or run the same lines thousands of times."""
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "semel"
 
 _is_first = FOLDER not in os.environ
@@ -40,7 +47,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     marked = any(item.get_closest_marker(name) for name in UNMEASURED)
-    if marked or item.path.parent.name in UNMEASURED_FOLDERS:
+    if marked or not {item.path.parent.name, item.path.name}.isdisjoint(UNMEASURED_PATHS):
         return (yield)
     _coverage.start()
     try:

@@ -49,25 +49,13 @@ for a moment in neither queue, so nothing counts as nothing only if it stays so.
 
 
 def messages(queues: Sequence[str]) -> int:
-    """How many messages these queues hold, ready or delivered, as the queues themselves say.
-
-    Asked by `erl_call`, which comes with Erlang: `rabbitmqctl` needs seconds for each answer.
-    """
-    state = server.shared("rabbitmq", _start)
-    node, me = state["env"]["RABBITMQ_NODENAME"], f"semel-{os.urandom(6).hex()}"
-    cookie = (Path(state["env"]["HOME"]) / ".erlang.cookie").read_text(encoding="ascii")
-    ended = subprocess.run(
-        # -h: a name of its own, or two that ask at once are taken for one, and refused.
-        [state["call"], "-h", me, "-sname", node, "-c", cookie, "-e"],
-        input=COUNT % " ".join(queues), env=state["env"], capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert ended.stdout.startswith("{ok, "), ended.stdout
-    return int(ended.stdout.removeprefix("{ok, ").removesuffix("}"))
+    """How many messages these queues hold, ready or delivered, as the queues themselves say."""
+    return int(_evaluate(COUNT % " ".join(queues)))
 
 
 def close_connections() -> None:
     """Have the server close every client's connection, as an operator would."""
-    _control("close_all_connections", "maintenance")
+    _evaluate('rabbit_networking:close_connections(rabbit_networking:connections(), "maintenance").')
 
 
 def management() -> str:
@@ -78,20 +66,31 @@ def management() -> str:
     with packages.locked("semel-rabbitmq-management"):
         port = state["management"]
         if not answers(port):
-            _control("eval", f"application:set_env(rabbitmq_management, tcp_config, [{{port, {port}}}]).")
-            plugins = str(Path(state["control"]).with_name("rabbitmq-plugins"))
-            _control("enable", "rabbitmq_management", program=plugins)
+            file = Path(state["env"]["RABBITMQ_ENABLED_PLUGINS_FILE"])
+            file.write_text("[rabbitmq_management].\n", encoding="ascii")
+            _evaluate(
+                f"application:set_env(rabbitmq_management, tcp_config, [{{port, {port}}}]),"
+                f'{{ok, _, _}} = rabbit_plugins:ensure("{file}"), done.'
+            )
             assert await_true(lambda: answers(port), READY_S)
     return f"http://127.0.0.1:{port}"
 
 
-def _control(*command: str, program: str = "") -> str:
+def _evaluate(expression: str) -> str:
+    """Evaluate Erlang in the server; returns the result as text.
+
+    By `erl_call`, which comes with Erlang: `rabbitmqctl` needs seconds of processor time for each answer.
+    """
     state = server.shared("rabbitmq", _start)
-    own = state["env"]
-    return subprocess.run(
-        [program or state["control"], "-n", own["RABBITMQ_NODENAME"], *command],
-        env=own, capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
+    node, me = state["env"]["RABBITMQ_NODENAME"], f"semel-{os.urandom(6).hex()}"
+    cookie = (Path(state["env"]["HOME"]) / ".erlang.cookie").read_text(encoding="ascii")
+    ended = subprocess.run(
+        # -h: a name of its own, or two that ask at once are taken for one, and refused.
+        [state["call"], "-h", me, "-sname", node, "-c", cookie, "-e"],
+        input=f"{expression}\n", env=state["env"], capture_output=True, text=True, check=True, timeout=READY_S,
+    )  # fmt: skip
+    assert ended.stdout.startswith("{ok, "), ended.stdout
+    return ended.stdout.removeprefix("{ok, ").removesuffix("}")
 
 
 def stopped(state: State) -> None:
@@ -145,9 +144,6 @@ def _start(folder: Path) -> State:
         "management": server.free_port(),
         "env": own,
         "call": call,
-        "control": str(
-            script.with_name("rabbitmqctl")
-        ),  # the one on the path changes the user, and finds no cookie
     }
 
 
