@@ -22,8 +22,9 @@ RECEIVE_WAIT_S = 0.5
 """The longest wait of one receive: a stop is noticed within it."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
-SILENCE_S = 3.0
-"""An outage is reported after this time without an answer; the call continues. A receive takes a second."""
+SILENCE_S = 6.0
+"""An outage is reported after this time without an answer; the call continues. A receive takes a second; opening a
+Kafka topic that is missing takes three."""
 CANCEL_S = 0.5
 """How long a cancelled call has to close its resources."""
 NOTICE_S = 0.1
