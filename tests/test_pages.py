@@ -227,7 +227,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = dict(enumerate(BLOCK.findall(text), 1))
     given = GIVEN[page]
-    put_real_addresses = addresses(text)
+    put_real_addresses = addresses("\n".join([*blocks.values(), *given.values()]))
     for collector in list(REGISTRY._collector_to_names):  # of another page
         REGISTRY.unregister(collector)
     numbers = sorted(blocks.keys() | given.keys())
@@ -248,7 +248,7 @@ def addresses(text: str) -> Callable[[str], str]:
     if "redis://" in text:
         real.append((r"redis://[\w.]+(:6379)?/0", redis.place(own).partition("?")[0]))
     if "kafka://" in text:
-        from confluent_kafka.admin import NewTopic
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         topics = [NewTopic(f"o{own}{suffix}", 1, 1) for suffix in ("", ".loud", ".marks", ".dead")]
         for made in kafka.admin().create_topics(topics).values():
@@ -272,8 +272,10 @@ async def run_blocks(parts: list[tuple[str, str]]) -> None:
             await run_code(given, names, thread)
             running = asyncio.ensure_future(run_code(block, names, thread))
             if "is_done" in names:
-                await until(partial(has_ended, running, names["is_done"]))
-                stop(running, names)
+                try:
+                    await until(partial(has_ended, running, names["is_done"]))
+                finally:
+                    stop(running, names)
             with suppress(asyncio.CancelledError):
                 await running
         for client in names.values():
