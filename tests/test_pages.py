@@ -198,6 +198,7 @@ async def handle(event): done.append(event.id)
 def is_known(scope): return True
 def is_done(): return done == ["evt-1"]
 """,
+        2: "source.close(); await source.wait_closed()",
     },
     "docs/reference/events.md": {1: A_URL},
     "docs/reference/keys.md": {},
@@ -248,7 +249,7 @@ def addresses(text: str) -> Callable[[str], str]:
     if "redis://" in text:
         real.append((r"redis://[\w.]+(:6379)?/0", redis.place(own).partition("?")[0]))
     if "kafka://" in text:
-        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+        from confluent_kafka.cimpl import NewTopic
 
         topics = [NewTopic(f"o{own}{suffix}", 1, 1) for suffix in ("", ".loud", ".marks", ".dead")]
         for made in kafka.admin().create_topics(topics).values():
