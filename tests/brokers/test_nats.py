@@ -12,6 +12,7 @@ from nats.js.errors import NotFoundError
 
 from semel.brokers.nats import from_url
 from semel.brokers.source import Source
+from semel.errors import UsageError
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.cut_off import CutOff
@@ -32,7 +33,7 @@ class Stream:
     async def connect(self) -> "Stream":
         self.nats = await nats.connect(self.server)
         self.jetstream = self.nats.jetstream()
-        await self.jetstream.add_stream(name=self.name, subjects=[self.name], duplicate_window=0.1)
+        await self.jetstream.add_stream(name=self.name, subjects=[f"{self.name}.>"], duplicate_window=0.1)
         return self
 
     def url(self, deadline_s: float = 2.0) -> str:
@@ -41,7 +42,7 @@ class Stream:
     async def send(self, messages: Sequence[Sent]) -> None:
         for each in messages:
             headers = {"message_id": each.key} if each.key else None
-            await self.jetstream.publish(self.name, each.body, headers=headers)
+            await self.jetstream.publish(f"{self.name}.paid", each.body, headers=headers)
 
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(self.url(deadline_s or 2.0))
@@ -89,6 +90,19 @@ class TestNats(broker_contract.BrokerSuite):
             from_url(f"nats://wrong-token@{host}?stream=S&durable=d"),
             from_url(f"nats://{host}?stream=S&durable=d"),
         ]
+
+
+@pytest.mark.service
+def test_dead_letters_are_refused_where_they_would_be_consumed_again() -> None:
+    async def scene() -> None:
+        stream = await Stream().connect()
+        source = from_url(f"{stream.url()}&dead={stream.name}.dead")
+        with pytest.raises(UsageError, match=r"consumed again.*dead="):
+            await source.open()
+        await source.close()
+        await stream.close()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.slow

@@ -188,6 +188,17 @@ def test_a_lost_option_of_open_says_where_it_belongs(verb: str, name: str) -> No
         getattr(semel, verb)("memory:", consumer="c", **{name: given})
 
 
+def test_an_option_without_its_name_says_how_to_write_it() -> None:
+    opening: Any = semel.open
+    wrong: Any = semel.open("memory:", consumer="c")
+    with pytest.raises(semel.errors.UsageError, match=r"by name: open\(consumer='billing'\)"):
+        opening("memory:", "billing")
+    with pytest.raises(semel.errors.UsageError, match=r"by name: guard\(key='order.id'\)"):
+        wrong.guard("order.id")
+    with pytest.raises(semel.errors.UsageError, match=r"by name: guard\(key=\.\.\.\)"):
+        wrong.guard(test_an_option_without_its_name_says_how_to_write_it)  # as `@once.guard` does
+
+
 async def test_a_lost_option_of_run_runs_nothing(client: Either, place: Place) -> None:
     def charge(order: int = 0) -> int:
         raise AssertionError("this must not run")

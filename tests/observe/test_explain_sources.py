@@ -312,6 +312,7 @@ def test_a_redis_stream_with_a_time_to_live(tmp_path: Path) -> None:
         own.ask("XADD", "orders", "*", "message_id", "1")
         own.ask("EXPIRE", "orders", "600")
         facts = looked_at(f"{own.url}?stream=orders&group=billing")
+    assert facts.name == f"{own.url}?stream=orders&group=billing", "a URL that --from takes"
     assert facts.horizon_s == pytest.approx(600, abs=60)
     assert "a time to live" in facts.weaknesses[0].what
 

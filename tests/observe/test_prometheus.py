@@ -128,6 +128,13 @@ def test_the_documents_name_every_metric() -> None:
             assert f"`{label}`" in row, (name, label)
 
 
+def test_a_second_hook_for_one_registry_says_to_share_the_first() -> None:
+    registry = CollectorRegistry()
+    PrometheusHook(registry)
+    with pytest.raises(semel.errors.UsageError, match="share it"):
+        PrometheusHook(registry)
+
+
 def test_an_empty_prefix_gives_the_bare_names() -> None:
     registry = CollectorRegistry()
     touch_all(PrometheusHook(registry, prefix=""))

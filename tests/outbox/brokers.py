@@ -182,7 +182,7 @@ class Sqs:
         from tests.services import sqs as service
 
         self.endpoint = service.url()
-        self.url = f"sqs://localhost?endpoint={self.endpoint}&region=elasticmq"
+        self.url = f"sqs://eu-west-1?endpoint={self.endpoint}"
         self.where = f"s-{uuid4().hex}.fifo"
 
     async def prepare(self) -> None:

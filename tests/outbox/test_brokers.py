@@ -101,6 +101,7 @@ async def test_a_destination_that_is_not_there_refuses(broker: Any, sink: Sink) 
         return
     assert isinstance(answer, PublishRefused), answer
     assert not answer.of_message
+    assert "not-there" in answer.reason, answer
     assert isinstance((await sink.publish([replace(row, destination=broker.where)]))[0], Published)
 
 

@@ -27,6 +27,8 @@ HEADER_BYTES = 16
 """An upper bound of a header's overhead beside its name and value, and of the line before all headers."""
 PING_S = 10.0
 """How often the connection is tested: a server that vanished without closing it is noticed within two intervals."""
+SUBJECT = "semel-nats-subject"
+"""The header of a dead letter that keeps the subject of its message: a stream may have many, or patterns."""
 UNREACHABLE = (NatsError, ConnectionError, TimeoutError, OSError)
 
 
@@ -41,7 +43,8 @@ class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 30.0
     """The `ack_wait` of a consumer that semel creates: the time without an answer before a redelivery."""
     dead: str = ""
-    """The subject for dead letters, in a stream of its own; by default the stream's name with `.dead`."""
+    """The subject for dead letters, in a stream of its own; by default the stream's name with `-dead`: streams
+    often take every subject that begins with their name and a dot."""
 
     def __post_init__(self) -> None:
         if not self.stream or not self.durable:
@@ -173,24 +176,31 @@ class JetStream:
         id_ = headers.pop("Nats-Msg-Id", None)  # with it the server would drop a second letter of one message
         if id_ is not None:
             headers["Message-Id"] = id_
+        headers[SUBJECT] = arrival.handle.subject
         await self._publish(self._dead_subject, arrival.body, headers)
 
     @property
     def _dead_subject(self) -> str:
-        return self.options.dead or f"{self.options.stream}.dead"
+        return self.options.dead or f"{self.options.stream}-dead"
 
-    @property
-    def _dead_stream(self) -> str:
-        return self._dead_subject.replace(".", "-")
+    async def _find_dead_stream(self) -> str:
+        """Return the stream that takes dead letters; raises `UsageError` if it is the source's own."""
+        name = await self._jetstream.find_stream_name_by_subject(self._dead_subject)
+        if name == self.options.stream:
+            raise UsageError(
+                f"stream {name} takes the subject {self._dead_subject} itself, so its dead letters would be consumed"
+                " again; name another subject with dead="
+            )
+        return str(name)
 
     async def _make_dead_letter_place(self) -> None:
         """Create a missing dead-letter stream. Raises `UsageError` if no stream takes dead letters."""
         try:
-            await self._jetstream.find_stream_name_by_subject(self._dead_subject)
+            await self._find_dead_stream()
         except NotFoundError:
             try:
-                config = StreamConfig(name=self._dead_stream, subjects=[self._dead_subject])
-                await self._jetstream.add_stream(config)
+                name = self._dead_subject.replace(".", "-")
+                await self._jetstream.add_stream(StreamConfig(name=name, subjects=[self._dead_subject]))
             except APIError as error:
                 raise UsageError(
                     f"no stream takes dead letters at {self._dead_subject}, and none can be made ({error.description});"
@@ -212,30 +222,36 @@ class JetStream:
         """Return the oldest dead letters."""
         found: list[DeadLetter] = []
         try:
-            state = (await self._jetstream.stream_info(self._dead_stream)).state
+            stream = await self._find_dead_stream()
+            state = (await self._jetstream.stream_info(stream)).state
         except NotFoundError:
             return found
         for sequence in range(state.first_seq, state.last_seq + 1):
             if len(found) == limit:
                 break
             try:
-                message = await self._jetstream.get_msg(self._dead_stream, sequence)
+                message = await self._jetstream.get_msg(stream, sequence)
             except NotFoundError:  # removed
+                continue
+            if message.subject != self._dead_subject:  # a stream with other subjects, too
                 continue
             found.append(DeadLetter.from_message(str(sequence), message.headers or {}, message.data or b""))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Publish a message to the stream itself, without the server's own deduplication: semel's decides."""
-        stream = await self._jetstream.stream_info(self.options.stream)
-        subject = self.options.subject or stream.config.subjects[0]
+        """Publish a message to its old subject, without the server's own deduplication: semel's decides."""
+        own = dict(headers)
+        subject = own.pop(SUBJECT, "") or self.options.subject
+        if not subject:
+            stream = await self._jetstream.stream_info(self.options.stream)
+            subject = stream.config.subjects[0]
         if "*" in subject or ">" in subject:
             raise UsageError(f"{subject!r} is a pattern; name the subject to publish to with subject=")
-        await self._publish(subject, body, headers)
+        await self._publish(subject, body, own)
 
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""
-        await self._jetstream.delete_msg(self._dead_stream, int(dead.id))
+        await self._jetstream.delete_msg(await self._find_dead_stream(), int(dead.id))
 
     async def close(self) -> None:
         """Close the connection; unacknowledged messages are delivered again after their deadline."""

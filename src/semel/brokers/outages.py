@@ -22,8 +22,9 @@ RECEIVE_WAIT_S = 0.5
 """The longest wait of one receive: a stop is noticed within it."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
-SILENCE_S = 3.0
-"""An outage is reported after this time without an answer; the call continues. A receive takes a second."""
+SILENCE_S = 5.0
+"""An outage is reported after this time without an answer; the call continues. A receive takes a second; opening a
+Kafka topic that is missing takes three. Time in which this process itself did not run does not count."""
 CANCEL_S = 0.5
 """How long a cancelled call has to close its resources."""
 NOTICE_S = 0.1
@@ -95,7 +96,8 @@ class SourceLink:
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Await one answer; `None` if a stop comes first."""
         task: asyncio.Future[T] = asyncio.ensure_future(call())
-        started_at = monotonic()
+        started_at = looked_at = monotonic()
+        silent_s = 0.0
         opening = self.away or call == self._source.open
         stop_at: float | None = None
         try:
@@ -104,12 +106,14 @@ class SourceLink:
                 if task.done():
                     return task.result()
                 now = monotonic()
+                silent_s += min(now - looked_at, 2 * NOTICE_S)
+                looked_at = now
                 if self._is_stopping():
                     stop_at = stop_at or now + (0.0 if opening else RECEIVE_GRACE_S)
                     if now >= stop_at:
                         self._broken_off = True
                         return None
-                elif now - started_at >= SILENCE_S:
+                elif silent_s >= SILENCE_S:
                     self._outage.report(f"no answer for {now - started_at:.0f} s")
         finally:
             if not task.done():

@@ -135,8 +135,9 @@ class RedisStream:
     @property
     def name(self) -> str:
         """The stream and the group, without credentials."""
-        host = urlsplit(self._server).hostname or "localhost"
-        return f"redis://{host}/{self._options.stream}?group={self._options.group}"
+        parts = urlsplit(self._server)
+        place = f"{parts.netloc.rpartition('@')[2] or 'localhost'}/{parts.path.strip('/') or '0'}"
+        return f"{parts.scheme}://{place}?stream={self._options.stream}&group={self._options.group}"
 
     @property
     def deadline_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from semel.brokers.source import DeadLetterInfo
+from semel.observe.formatting import plural
 from semel.observe.limited_log import RateLimit
 
 __all__ = ["FailureCounts", "FailureLog", "RetryQueue", "RunnerCounters", "RunnerLimits"]
@@ -151,7 +152,7 @@ class FailureLog:
             _log.warning(
                 "%s: key %r went to the dead letters: %s%s%s%s",
                 self._source, letter.key, letter.reason,
-                f" after {letter.attempts} attempts" if letter.attempts else "",
+                f" after {plural(letter.attempts, 'attempt')}" if letter.attempts else "",
                 f": {letter.error}" if letter.error else "", _more(left_out),
             )  # fmt: skip
 

@@ -288,7 +288,8 @@ class Runner:
         try:
             outcomes = await self._works[route].deliver(deliveries, share, self._before_fail, settle)
             for at in sorted(unanswered):  # later copies of a key within the batch
-                settle(at, outcomes[at])
+                marked = route.once.mode == "mark" and isinstance(outcomes[at], Errored)
+                settle(at, Done(None, replayed=True) if marked else outcomes[at])
         except StoreError as error:
             for at in sorted(unanswered):
                 settle(at, Unavailable(error))
@@ -333,12 +334,18 @@ class Runner:
     def _handle_failure(
         self, held: HeldDelivery, error: BaseException, attempt: int, retry_after_s: float
     ) -> None:
-        """Retry later. If no record counts the attempts, as in observe mode, they are counted here."""
+        """Retry later. If no record counts the attempts, as in observe mode, they are counted here.
+
+        A mark stays, so a message of mode mark would be a duplicate when it comes again: it goes to the dead letters.
+        """
         if isinstance(error, NotStarted):
             self._return(held, 0.0)
             return
         self.counts.errors += 1
         assert held.delivery is not None
+        if held.route is not None and held.route.once.mode == "mark":
+            self._start_dead_letter(held, "failed", error)
+            return
         if not retry_after_s:  # a released record would have a delay
             assert held.route is not None
             policy = held.route.once.policy

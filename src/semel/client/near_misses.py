@@ -37,13 +37,18 @@ KNOWN = OF_OPEN | OF_POLICY | OTHER_NAMES.keys()
 def explains_near_misses(verb: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function whose options are all keywords: an unknown option raises `UsageError` with the right one.
 
-    Python's own error would be `TypeError`.
+    So does an option without its name. Python's own error would be `TypeError`.
     """
     code = verb.__code__
-    options = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    places = code.co_argcount
+    options = frozenset(code.co_varnames[: places + code.co_kwonlyargcount])
+    first = code.co_varnames[places]
 
     @wraps(verb)
     def explaining(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > places:
+            written = f"{first}={_format_value(args[places])}"
+            raise UsageError(f"options of {verb.__name__} are given by name: {verb.__name__}({written})")
         if not options.issuperset(kwargs):
             name = next(name for name in kwargs if name not in options)
             raise UsageError(_advice(verb.__name__, name, kwargs[name], options - {"self"}))

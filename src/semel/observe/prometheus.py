@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from semel.errors import UsageError
 from semel.observe import events
 from semel.runtime.extras import install_command
 from semel.types import Stats
@@ -115,7 +116,13 @@ class PrometheusHook:
         for name, metric in METRICS.items():
             more = {"buckets": metric.buckets} if metric.buckets else {}
             bare = name.removesuffix("_info") if metric.kind is Info else name
-            made = metric.kind(prefix + bare, metric.text, metric.labels, registry=registry, **more)
+            try:
+                made = metric.kind(prefix + bare, metric.text, metric.labels, registry=registry, **more)
+            except ValueError as error:
+                raise UsageError(
+                    f"the registry already has {prefix}{bare}: make one PrometheusHook and share it between the clients"
+                    " of the process, or give this one another registry or prefix"
+                ) from error
             self._metrics[name] = made
         self._metrics["build_info"].info({"version": version("semel")})
         self._held: dict[tuple[str, bytes], float] = {}

@@ -185,10 +185,10 @@ class _Batch:
                 key=None if row.aggregate is None else row.aggregate[1].encode(),
                 headers=headers_of(row),
                 timestamp=row.created_at // 1000,
-                on_delivery=lambda error, _message: self._on_delivery(at, error),
+                on_delivery=lambda error, _message: self._on_delivery(at, topic, error),
             )
         except KafkaException as error:
-            self._answers[at] = _refusal(error.args[0])
+            self._answers[at] = _refusal(topic, error.args[0])
             return False
         except BufferError:
             self._answers[at] = NotPublished("the producer's queue is full")
@@ -197,9 +197,9 @@ class _Batch:
         self._left += 1
         return True
 
-    def _on_delivery(self, at: int, error: KafkaError | None) -> None:
+    def _on_delivery(self, at: int, topic: str, error: KafkaError | None) -> None:
         self._left -= 1
-        self._answers[at] = Published() if error is None else _refusal(error)
+        self._answers[at] = Published() if error is None else _refusal(topic, error)
         if error is not None:
             self.failed = True
             self.vague = self.vague or error.code() in _OF_MESSAGE
@@ -215,8 +215,8 @@ class _Batch:
         self.failed = self.failed or self._left > 0
 
 
-def _refusal(error: KafkaError) -> Sent:
-    code, said = error.code(), error.str()
+def _refusal(topic: str, error: KafkaError) -> Sent:
+    code, said = error.code(), f"{topic}: {error.str()}"
     if code in _OF_MESSAGE:
         return PublishRefused(said, of_message=True)
     return PublishRefused(said) if code in _OF_DESTINATION else NotPublished(said)

@@ -39,7 +39,7 @@ class SqsSink:
     batch_max: int = 200
 
     def __init__(self, *, queue: str = "", region: str | None = None, endpoint: str | None = None) -> None:
-        self.name: str = f"sqs://{endpoint or region or 'aws'}/{queue}"
+        self.name: str = f"sqs://{region or 'aws'}/{queue}"
         self._queue = queue
         self._region = region
         self._endpoint = endpoint
@@ -134,7 +134,7 @@ class SqsSink:
             told = await self._client.send_message_batch(QueueUrl=url, Entries=entries)
         except ClientError as error:
             said = error.response.get("Error", {})
-            return [PublishRefused(f"{said.get('Code')}: {said.get('Message')}")] * len(rows)
+            return [PublishRefused(f"{queue}: {said.get('Code')}: {said.get('Message')}")] * len(rows)
         except (BotoCoreError, OSError, TimeoutError) as error:
             return [NotPublished(f"{type(error).__name__}: {error}")] * len(rows)
         answers: list[Sent] = [NotPublished()] * len(rows)
@@ -197,7 +197,7 @@ def group_of(row: OutboxRow) -> str:
 
 
 def from_url(url: str) -> SqsSink:
-    """`sqs://eu-west-1/orders.fifo`, or `sqs://localhost:9324/orders?endpoint=http://localhost:9324&region=elasticmq`."""
+    """`sqs://eu-west-1/orders.fifo`, or `sqs://eu-west-1/orders?endpoint=http://localhost:9324`."""
     parts, options = urlsplit(url), read_options(url, {"endpoint": str, "region": str})
-    region = options.get("region") or (None if "endpoint" in options else parts.hostname)
+    region = options.get("region") or parts.hostname
     return SqsSink(queue=parts.path.strip("/"), region=region, endpoint=options.get("endpoint"))
