@@ -1,6 +1,7 @@
 """Send acks and nacks to the broker, in batches."""
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from semel.brokers.outages import SourceLink
@@ -54,7 +55,7 @@ class Answers:
                     await asyncio.sleep(GATHER_S)
                 acks, self._acks = self._acks, []
                 try:
-                    await self._source.ack(acks)
+                    await self._link.answer(partial(self._source.ack, acks))
                     self._counts.acked += len(acks)
                 except SourceUnavailable as error:  # they are redelivered as duplicates
                     self._link.report(f"{plural(len(acks), 'ack')} failed: {error}")
@@ -72,11 +73,11 @@ class Answers:
     async def _send_nacks(self, delay_s: float) -> None:
         arrivals = self._nacks.pop(delay_s)
         try:
-            await self._source.nack(arrivals, delay_s)
+            await self._link.answer(partial(self._source.nack, arrivals, delay_s))
         except SourceUnavailable as error:  # the broker redelivers them by itself
             self._link.report(f"{plural(len(arrivals), 'nack')} failed: {error}")
 
-    async def finish_acks(self, patience_s: float) -> None:
-        """Wait for running acks."""
-        if self._acking is not None:
-            await asyncio.wait([self._acking], timeout=patience_s)
+    @property
+    def tasks(self) -> "set[asyncio.Task[None]]":
+        """The task that sends acks, while there are any."""
+        return set() if self._acking is None else {self._acking}

@@ -1,6 +1,5 @@
 """Probe a RabbitMQ queue: over AMQP, and through the management API if the URL names it."""
 
-import asyncio
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -18,6 +17,7 @@ from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitQueue, from_url
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
+from semel.runtime.daemon_thread import call_in_daemon_thread
 
 CONSUMER_TIMEOUT_S = 1800.0
 """The server's default for how long it waits for an ack before it closes the channel."""
@@ -41,7 +41,7 @@ async def look(url: str) -> SourceFacts:
             f"{source.name} does not answer: {str(error) or type(error).__name__}"
         ) from error
     if waiting is not None and source.options.management:
-        return _facts(source.name, version, await asyncio.to_thread(_queue_in_management, source))
+        return _facts(source.name, version, await call_in_daemon_thread(_queue_in_management, source))
     facts = SourceFacts(
         name=source.name,
         version=version,
