@@ -40,7 +40,7 @@ RECEIVE_GRACE_S = 1.2
 """
 CANCEL_S = 0.2
 """How long a cancelled call has to close its resources."""
-LAST_S = 0.2
+LAST_S = 0.1
 """How long a stop waits for an answer of a broker that is away, and as long again for its close."""
 STOP_AWAY_S = NOTICE_S + CANCEL_S + 2 * (LAST_S + NOTICE_S) + LAST_S
 """The longest stop while the broker is away, after the last handler: notice it, cancel the receive; then the dead
@@ -63,7 +63,7 @@ class SourceLink:
         self._is_stopping = is_stopping
         self._outage = OutageLog(_log, source.name)
         self._broken_off = self._given_up = False
-        self._failed_at = 0.0
+        self._failed_at = self._answered_at = 0.0
         self._calls: dict[asyncio.Future[Any], float] = {}
         """Answers that the broker has not confirmed yet, with the times at which they were sent."""
 
@@ -114,19 +114,29 @@ class SourceLink:
             try:
                 if tries and call != self._source.open:
                     await self._call(self._source.open)
+                    self._answered_at = monotonic()
                 answer = await self._call(call)
             except SourceUnavailable as error:
-                self.report(error)
+                self.report(error, started_at)
                 await self._pause(outage_pause_s(tries))
                 tries += 1
             else:
+                if answer:  # a client may return nothing without an answer of its broker
+                    self._answered_at = monotonic()
                 if not self._is_stopping() and started_at > self._failed_at:
                     self._outage.end()
                 return answer
         return None
 
-    def report(self, error: object) -> None:
-        """Report a call without an answer. The outage ends with the answer to a call that started later."""
+    def report(self, error: object, started_at: float) -> None:
+        """Report a call without an answer, which started at this time.
+
+        The outage ends with the answer to a call that started after this report. If the broker has answered another
+        call since the start of this one, its outage is over, and is not reported again.
+        """
+        if started_at < self._answered_at:
+            _log.info("%s: %s", self._source.name, error)
+            return
         self._failed_at = monotonic()
         self._outage.report(error)
 
@@ -164,7 +174,7 @@ class SourceLink:
 
     def _report_silence(self, task: "asyncio.Future[Any]") -> None:
         if not task.done():
-            self.report(f"no answer for {SILENCE_S:.0f} s")
+            self.report(f"no answer for {SILENCE_S:.0f} s", self._calls[task])
 
     async def _pause(self, delay_s: float) -> None:
         until = monotonic() + delay_s

@@ -456,10 +456,11 @@ class Runner:
             held = list(self._hand)
             if not held:
                 continue
+            started_at = monotonic()
             try:
                 gone = {id(each) for each in await self.source.extend([each.arrival for each in held])}
             except SourceUnavailable as error:
-                self._link.report(f"a heartbeat failed: {error}")
+                self._link.report(f"a heartbeat failed: {error}", started_at)
                 continue
             for each in held:
                 if id(each.arrival) in gone:
