@@ -31,7 +31,7 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import PolicyInvalid, SemelError, SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.urls import struct_options
 
-__all__ = ["RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
+__all__ = ["RabbitConnection", "RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
 
 CONNECT_S = 10.0
 HEARTBEAT_S = 20
@@ -56,6 +56,29 @@ REFUSALS = (
 """Errors that a retry cannot fix: credentials, permissions, a queue that is missing or declared otherwise."""
 NOT_ALLOWED = "NOT_ALLOWED"
 """The prefix of the server's reason for closing a connection to a virtual host."""
+
+
+class RabbitConnection(aio_pika.Connection):
+    """The driver's connection, closed also if it could not be opened, or if its close was cancelled.
+
+    Otherwise its destructor closes it: in the thread of the garbage collector, which may have no event loop.
+    """
+
+    async def connect(self, timeout: Any = None) -> None:  # noqa: ASYNC109 - the base's
+        """Connect once."""
+        try:
+            await super().connect(timeout)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self, *reason: Any) -> None:
+        """Close the connection."""
+        try:
+            await super().close(*reason)
+        finally:
+            if not self.is_closed:
+                await super().close()
 
 
 class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +149,9 @@ class RabbitQueue:
         self._delays = set()
         try:
             address = f"{self.server}?heartbeat={HEARTBEAT_S}"
-            self._connection = await aio_pika.connect(address, timeout=CONNECT_S)
+            self._connection = await aio_pika.connect(
+                address, timeout=CONNECT_S, connection_class=RabbitConnection
+            )
             self._channel = await self._connection.channel(publisher_confirms=True)
             self._heard_at = monotonic()
             return await self._declare()

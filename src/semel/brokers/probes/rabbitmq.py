@@ -13,7 +13,7 @@ import msgspec
 from aio_pika.exceptions import ChannelNotFoundEntity
 from msgspec.structs import replace
 
-from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitQueue, from_url
+from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitConnection, RabbitQueue, from_url
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
@@ -30,7 +30,7 @@ async def look(url: str) -> SourceFacts:
     """Read the facts with a passive declaration, which declares nothing, and one request to the management API."""
     source = from_url(url)
     try:
-        line = await aio_pika.connect(source.server, timeout=CONNECT_S)
+        line = await aio_pika.connect(source.server, timeout=CONNECT_S, connection_class=RabbitConnection)
         try:
             version = _version(line)
             waiting = await _waiting(line, source.options.queue)
