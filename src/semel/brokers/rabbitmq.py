@@ -64,10 +64,10 @@ class RabbitConnection(aio_pika.Connection):
     Otherwise its destructor closes it: in the thread of the garbage collector, which may have no event loop.
     """
 
-    async def connect(self, timeout: Any = None) -> None:  # noqa: ASYNC109 - the base's
+    async def connect(self, *given: Any, **named: Any) -> None:
         """Connect once."""
         try:
-            await super().connect(timeout)
+            await super().connect(*given, **named)
         except BaseException:
             await self.close()
             raise
