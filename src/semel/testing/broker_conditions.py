@@ -26,7 +26,7 @@ from semel.testing.contract.harness import check, equal
 __all__ = ["CONDITIONS", "Condition", "Conditions", "CutOffBroker", "TombstonePolicy"]
 
 REPORTED_WITHIN_S = 15.0
-"""An outage is reported within three seconds; the rest is for a computer that is busy with other tests."""
+"""An outage is reported within five seconds; the rest is for a computer that is busy with other tests."""
 QUIET_S = 3.0
 """No further line may be logged for this long, although the runner retries several times."""
 TICKS_MAX = 10
