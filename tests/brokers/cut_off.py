@@ -33,7 +33,12 @@ class CutOff:
         self._proxy.mode = "refuse"
         self._proxy.cut()
 
+    async def fall_silent(self) -> None:
+        self._proxy.mode = "blackhole"
+
     async def reconnect(self) -> None:
+        if self._proxy.mode == "blackhole":  # those lines have lost what was swallowed
+            self._proxy.cut()
         self._proxy.mode = "pass"
 
     async def close(self) -> None:

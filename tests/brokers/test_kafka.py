@@ -6,16 +6,17 @@ import os
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-import semel
-from semel.brokers import Arrival, Runner, Source
+from semel.brokers import Arrival, Source
 from semel.brokers.kafka.client import CLIENT_LOG, Offsets
 from semel.brokers.kafka.source import KafkaSource, from_url
-from semel.errors import Fenced
+from semel.brokers.probes import look_at
+from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
+from semel.testing.broker_conditions import TombstonePolicy
 from semel.testing.broker_contract import Scene, Sent
 from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
@@ -26,9 +27,17 @@ from tests.services.server import NOBODY
 from tests.waiting import until
 
 
+class Bare(Topic):
+    """A topic without one for its dead letters."""
+
+    def topics(self) -> list[Any]:
+        return super().topics()[:1]
+
+
 @pytest.mark.slow
 class TestKafka(broker_contract.BrokerSuite):
     ordered = True
+    not_applicable: ClassVar = {"doctor_names_what_explain_names": "a log gives no message up"}
 
     async def broker(self) -> Topic:
         return await asyncio.to_thread(Topic)
@@ -42,13 +51,28 @@ class TestKafka(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"kafka://127.0.0.1:{NOBODY}/t?group=g")
 
-    def refused_sources(self) -> list[Source]:
-        secured = service.secured()
+    def with_wrong_credentials(self) -> list[Source]:
         options = "security=SASL_PLAINTEXT&mechanism=PLAIN&username=semel&password=wrong"
-        return [
-            from_url(f"kafka://{service.servers()}/missing?group=g"),
-            from_url(f"kafka://{secured}/missing?group=g&{options}"),
-        ]
+        return [from_url(f"kafka://{service.secured()}/missing?group=g&{options}")]
+
+    def at_missing_places(self) -> list[Source]:
+        return [from_url(f"kafka://{service.servers()}/missing?group=g")]
+
+    def same_members(self, broker: Any) -> tuple[Source, Source]:
+        url = f"{broker.url}&session_s=6&instance=pod-0"
+        return from_url(url), from_url(url)
+
+    async def without_dead_letter_place(self) -> Topic:
+        return await asyncio.to_thread(Bare)
+
+    def bytes_near_limit(self) -> int:
+        return 1_048_450
+
+    def source_for_tombstones(self, broker: Any, policy: TombstonePolicy) -> Source:
+        return from_url(f"{broker.url}&session_s=1.5&tombstones={policy}")
+
+    async def probe(self, broker: Any) -> SourceFacts:
+        return await look_at(broker.url)
 
 
 def test_an_offset_never_passes_one_that_is_not_done() -> None:
@@ -176,32 +200,6 @@ def test_a_close_that_nobody_waits_for_still_ends_the_client() -> None:
         await until(is_closed)
 
     on_topic(scene_of)
-
-
-@pytest.mark.slow
-def test_a_static_member_that_is_fenced_ends_with_the_reason() -> None:
-    async def scene() -> None:
-        topic = await asyncio.to_thread(Topic)
-        url = f"{topic.url}&session_s=6&instance=pod-0"
-        async with semel.aopen("memory:", consumer="c") as once:
-            ran: list[str] = []
-
-            async def handler(_message: Arrival) -> None:
-                ran.append(semel.current().key)
-
-            first, second = (Runner(from_url(url), handler, once=once) for _ in range(2))
-            older = asyncio.create_task(first.run())
-            await topic.send([Sent("a", b"{}")])
-            await until(lambda: ran == ["a"])
-            newer = asyncio.create_task(second.run())
-            with pytest.raises(Fenced, match="instance id"):
-                async with asyncio.timeout(60):
-                    await older
-            second.stop()
-            await newer
-        await topic.close()
-
-    asyncio.run(scene())
 
 
 def test_the_log_of_the_client_library_cannot_flood(caplog: pytest.LogCaptureFixture) -> None:

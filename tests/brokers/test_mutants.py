@@ -10,9 +10,11 @@ from semel.brokers import runner
 from semel.brokers.answers import Answers
 from semel.brokers.handling import work_for
 from semel.brokers.inbox_handling import InboxHandling
+from semel.brokers.outages import SourceLink
 from semel.brokers.runner import Runner
-from semel.testing import broker_contract, broker_scene
+from semel.testing import broker_conditions, broker_contract, broker_scene
 from tests.brokers.test_queue import InProcess
+from tests.brokers.test_queue import TestQueue as InProcessSuite
 
 
 def ack_before_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +113,12 @@ def test_the_contract_sees_it(mutant: Any, scenario: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(broker_scene, "WITHIN_S", 6.0)
     with pytest.raises((AssertionError, TimeoutError)):
         asyncio.run(broker_contract.arun(scenario, InProcess()))
+
+
+def test_the_contract_sees_a_stop_that_waits_for_a_silent_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SourceLink, "break_off", lambda _link: None)
+    monkeypatch.setattr(broker_conditions, "WITHIN_S", 3.0)
+    monkeypatch.setattr(broker_scene, "WITHIN_S", 3.0)
+    silent = broker_contract.CONDITIONS["a_stop_is_quick_while_the_broker_is_silent"]
+    with pytest.raises((AssertionError, TimeoutError)):
+        asyncio.run(silent(InProcessSuite()))

@@ -4,15 +4,18 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import nats
 import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from semel.brokers.nats import from_url
+from semel.brokers.probes import look_at
 from semel.brokers.source import Source
 from semel.errors import UsageError
+from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.cut_off import CutOff
@@ -72,6 +75,11 @@ class Stream:
 
 @pytest.mark.slow
 class TestNats(broker_contract.BrokerSuite):
+    not_applicable: ClassVar = {
+        "a_member_that_is_replaced_ends_with_the_reason": "members of a consumer have no names",
+        "a_message_without_a_body_is_passed_as_none_or_skipped": "a body may be empty, but not missing",
+    }
+
     async def broker(self) -> Stream:
         return await Stream().connect()
 
@@ -82,14 +90,34 @@ class TestNats(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d")
 
-    def refused_sources(self) -> list[Source]:
+    def with_wrong_credentials(self) -> list[Source]:
         host = service.secured().removeprefix("nats://")
         return [
-            from_url(f"{service.url()}?stream=missing&durable=d"),
             from_url(f"nats://semel:wrong@{host}?stream=S&durable=d"),
             from_url(f"nats://wrong-token@{host}?stream=S&durable=d"),
             from_url(f"nats://{host}?stream=S&durable=d"),
         ]
+
+    def at_missing_places(self) -> list[Source]:
+        return [from_url(f"{service.url()}?stream=missing&durable=d")]
+
+    async def without_dead_letter_place(self) -> Stream:
+        return await self.broker()
+
+    def bytes_near_limit(self) -> int:
+        return 1_048_300
+
+    async def probe(self, broker: Any) -> SourceFacts:
+        return await look_at(broker.url())
+
+    async def probe_of_hasty_broker(self) -> SourceFacts:
+        broker = await self.broker()
+        hasty = ConsumerConfig(durable_name="d", ack_policy=AckPolicy.EXPLICIT, ack_wait=5, max_deliver=4)
+        await broker.jetstream.add_consumer(broker.name, hasty)
+        try:
+            return await look_at(broker.url())
+        finally:
+            await broker.close()
 
 
 @pytest.mark.service

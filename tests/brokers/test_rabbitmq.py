@@ -4,14 +4,16 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aio_pika
 import pika
 import pytest
 
+from semel.brokers.probes import look_at
 from semel.brokers.rabbitmq import from_url
 from semel.brokers.source import Source
+from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.cut_off import CutOff
@@ -49,7 +51,7 @@ class Queue:
         channel.confirm_delivery()
         for each in messages:
             properties = pika.BasicProperties(message_id=each.key or None, delivery_mode=2)
-            channel.basic_publish("", self.name, each.body, properties, mandatory=True)
+            channel.basic_publish("", self.name, each.body or b"", properties, mandatory=True)
         connection.close()
 
     def source(self, *, deadline_s: float | None = None) -> Source:
@@ -75,6 +77,13 @@ class Queue:
 
 @pytest.mark.slow
 class TestRabbitmq(broker_contract.BrokerSuite):
+    not_applicable: ClassVar = {
+        "a_member_that_is_replaced_ends_with_the_reason": "consumers of a queue have no names",
+        "a_body_near_the_limit_is_left_out_of_its_dead_letter": "the limit of the server is on the body alone",
+        "a_message_without_a_body_is_passed_as_none_or_skipped": "a body may be empty, but not missing",
+        "doctor_names_what_explain_names": "only the management API tells it: see tests/observe",
+    }
+
     async def broker(self) -> Queue:
         return await Queue().connect()
 
@@ -85,13 +94,21 @@ class TestRabbitmq(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"amqp://127.0.0.1:{NOBODY}/?queue=q")
 
-    def refused_sources(self) -> list[Source]:
+    def with_wrong_credentials(self) -> list[Source]:
         url = service.url()
         return [
             from_url(f"{url.replace('guest:guest', 'guest:wrong')}?queue=q"),
-            from_url(f"{url}?queue=missing&kind=existing"),
             from_url(f"{url}missing?queue=q"),
         ]
+
+    def at_missing_places(self) -> list[Source]:
+        return [from_url(f"{service.url()}?queue=missing&kind=existing")]
+
+    async def without_dead_letter_place(self) -> Queue:
+        return await self.broker()
+
+    async def probe(self, broker: Any) -> SourceFacts:
+        return await look_at(broker.url)
 
 
 @pytest.mark.slow

@@ -4,14 +4,16 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis.asyncio
 
 import semel
+from semel.brokers.probes import look_at
 from semel.brokers.redis_streams import LOWEST, TRIM, from_url
 from semel.brokers.source import Source
+from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.cut_off import CutOff
@@ -60,6 +62,14 @@ class Stream:
 
 
 class TestRedisStreams(broker_contract.BrokerSuite):
+    not_applicable: ClassVar = {
+        "a_missing_place_ends_the_runner": "the source makes the stream and its group",
+        "a_member_that_is_replaced_ends_with_the_reason": "two consumers may have one name, and share its messages",
+        "a_body_near_the_limit_is_left_out_of_its_dead_letter": "the limit of 512 MB is on each field alone",
+        "a_message_without_a_body_is_passed_as_none_or_skipped": "a field may be empty, but has a value",
+        "doctor_names_what_explain_names": "the server gives no message up",
+    }
+
     async def broker(self) -> Stream:
         return Stream()
 
@@ -70,9 +80,15 @@ class TestRedisStreams(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"redis://127.0.0.1:{NOBODY}/0?stream=s&group=g")
 
-    def refused_sources(self) -> list[Source]:
+    def with_wrong_credentials(self) -> list[Source]:
         host = service.place("streams").partition("?")[0].removeprefix("redis://")
         return [from_url(f"redis://somebody:wrong@{host}?stream=s&group=g")]
+
+    async def without_dead_letter_place(self) -> Stream:
+        return Stream()
+
+    async def probe(self, broker: Any) -> SourceFacts:
+        return await look_at(f"{broker.url}?stream={broker.name}&group=g")
 
 
 @pytest.mark.anyio

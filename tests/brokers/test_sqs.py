@@ -5,15 +5,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import boto3
 import pytest
 from msgspec.structs import replace
 
+from semel.brokers.probes import look_at
 from semel.brokers.source import Source
 from semel.brokers.sqs import from_url
 from semel.errors import SourceUnavailable
+from semel.observe.probes import SourceFacts
 from semel.outbox.sinks.sqs import entry_of
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
@@ -24,8 +26,11 @@ from tests.services import sqs as service
 from tests.services import sqs_refusals
 from tests.services.server import NOBODY
 
-NO_EMPTY_BODY = "an_empty_body_arrives_as_it_was_sent"
-"""The service takes no message without a body."""
+NOT_APPLICABLE = {
+    "an_empty_body_arrives_as_it_was_sent": "the service takes no message without a body",
+    "a_message_without_a_body_is_passed_as_none_or_skipped": "the service takes no message without a body",
+    "a_member_that_is_replaced_ends_with_the_reason": "consumers of a queue have no names",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +64,20 @@ class Queue:
             assert "Failed" not in self.sqs.send_message_batch(QueueUrl=self.urls[0], Entries=entries)
 
     def _entry(self, number: int, sent: Sent) -> dict[str, Any]:
-        entry: dict[str, Any] = {"Id": str(number), "MessageBody": sent.body.decode()}
+        entry: dict[str, Any] = {"Id": str(number), "MessageBody": (sent.body or b"").decode()}
         if sent.key:
             entry["MessageAttributes"] = {"message_id": {"DataType": "String", "StringValue": sent.key}}
         if self.ordered:
             entry |= {"MessageGroupId": sent.lane or "g", "MessageDeduplicationId": sent.key}
         return entry
+
+    def give_up_after(self, deliveries: int) -> None:
+        """Have the queue itself move messages to the one of the dead letters."""
+        asked = self.sqs.get_queue_attributes(QueueUrl=self.urls[1], AttributeNames=["QueueArn"])
+        redrive = {"deadLetterTargetArn": asked["Attributes"]["QueueArn"], "maxReceiveCount": str(deliveries)}
+        self.sqs.set_queue_attributes(
+            QueueUrl=self.urls[0], Attributes={"RedrivePolicy": json.dumps(redrive)}
+        )
 
     def source(self, *, deadline_s: float | None = None) -> Source:
         return from_url(self.url(deadline_s or 2.0))
@@ -95,9 +108,16 @@ class Queue:
         self.sqs.close()
 
 
+def bare(*, fifo: bool) -> Queue:
+    """A queue without one for its dead letters."""
+    queue = Queue(fifo=fifo)
+    queue.sqs.delete_queue(QueueUrl=queue.urls[1])
+    return queue
+
+
 @pytest.mark.slow
 class TestSqs(broker_contract.BrokerSuite):
-    leaves_out = frozenset({NO_EMPTY_BODY})
+    not_applicable: ClassVar = NOT_APPLICABLE
 
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=False)
@@ -114,12 +134,31 @@ class TestSqs(broker_contract.BrokerSuite):
         with sqs_refusals.endpoint() as self.refusing:
             yield
 
-    def refused_sources(self) -> list[Source]:
-        endpoints = [f"{self.refusing}/{code}" for code in sqs_refusals.REFUSED]
+    def with_wrong_credentials(self) -> list[Source]:
         return [
-            from_url(f"sqs://eu-west-1/missing?endpoint={endpoint}")
-            for endpoint in (service.url(), *endpoints)
+            from_url(f"sqs://eu-west-1/missing?endpoint={self.refusing}/{code}")
+            for code in sqs_refusals.REFUSED
         ]
+
+    def at_missing_places(self) -> list[Source]:
+        return [from_url(f"sqs://eu-west-1/missing?endpoint={service.url()}")]
+
+    async def without_dead_letter_place(self) -> Queue:
+        return await asyncio.to_thread(bare, fifo=False)
+
+    def bytes_near_limit(self) -> int:
+        return 262_100
+
+    async def probe(self, broker: Any) -> SourceFacts:
+        return await look_at(broker.url())
+
+    async def probe_of_hasty_broker(self) -> SourceFacts:
+        broker = await asyncio.to_thread(Queue, fifo=False)
+        try:
+            await asyncio.to_thread(broker.give_up_after, 3)
+            return await look_at(broker.url(deadline_s=20))
+        finally:
+            await broker.close()
 
     @pytest.mark.anyio
     @pytest.mark.parametrize("code", sqs_refusals.PASSING)
@@ -161,9 +200,28 @@ class TestFifo(broker_contract.BrokerSuite):
     """A queue whose groups keep their order."""
 
     ordered = True
-    leaves_out = frozenset(
-        {NO_EMPTY_BODY, "a_message_without_a_key_goes_to_the_dead_letters"}
-    )  # the service takes neither
+    not_applicable: ClassVar = {
+        **NOT_APPLICABLE,
+        "a_message_without_a_key_goes_to_the_dead_letters": "each message has an id for deduplication",
+        **dict.fromkeys(
+            (
+                "an_outage_is_reported_once_and_a_stop_is_quick",
+                "an_outage_in_the_middle_is_reported_and_loses_nothing",
+                "a_stop_is_quick_while_connections_are_refused",
+                "a_stop_is_quick_while_the_broker_is_silent",
+                "wrong_credentials_end_the_runner",
+                "a_missing_place_ends_the_runner",
+                "a_body_near_the_limit_is_left_out_of_its_dead_letter",
+                "a_probe_reads_and_changes_nothing",
+                "a_window_shorter_than_the_horizon_is_warned_of",
+                "doctor_names_what_explain_names",
+            ),
+            "as in a standard queue, whose suite has it",
+        ),
+    }
+
+    async def without_dead_letter_place(self) -> Queue:
+        return await asyncio.to_thread(bare, fifo=True)
 
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=True)

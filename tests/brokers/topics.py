@@ -57,7 +57,8 @@ class Topic:
         await asyncio.to_thread(self._send, messages)
 
     def _send(self, messages: Sequence[Sent]) -> None:
-        producer = Producer({"bootstrap.servers": self.address, "enable.idempotence": True})
+        more = {"enable.idempotence": True, "message.max.bytes": 2_000_000}  # the topic's own limit decides
+        producer = Producer({"bootstrap.servers": self.address, **more})
         for each in messages:
             headers: list[Any] = [("message_id", each.key.encode())] if each.key else []
             producer.produce(self.name, each.body, each.lane or each.key, headers=headers)

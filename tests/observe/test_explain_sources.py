@@ -21,6 +21,7 @@ from nats.js.errors import NotFoundError
 
 from semel.brokers.probes import look_at
 from semel.errors import SourceUnavailable, UsageError
+from semel.observe.doctor import of_source
 from semel.observe.probes import SourceFacts
 from tests.cli.shell import Ended, Warm, semel
 from tests.services import kafka, rabbitmq, redis, server, sqs
@@ -377,6 +378,9 @@ def test_a_rabbitmq_queue_that_keeps_longer_than_the_window(tmp_path: Path, mana
 
 @pytest.mark.slow
 def test_a_rabbitmq_queue_that_loses(tmp_path: Path, management: str) -> None:
+    hasty = looked_at(f"{declared(queue_type='quorum', delivery_limit=5)}&management={management}")
+    found = [each.what for each in of_source(hasty, 0.0, 30_000_000) if each.level == "error"]
+    one(found, "gives a message up after 5 deliveries and puts it nowhere")
     url = declared(durable=False, max_length=1000)
     answer = explained(f"{url}&management={management}", cwd=tmp_path)
     for words in ("not durable", "drops its oldest messages beyond 1,000", "for ever"):

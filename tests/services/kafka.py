@@ -94,7 +94,8 @@ def _start(folder: Path) -> State:
             )
         )
     )
-    cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    id_ = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    cluster = id_.replace("-", "_")  # at its start, the tool would take it for an option
     formatted = subprocess.run(
         [*run, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
         capture_output=True, text=True, check=False, timeout=READY_S,

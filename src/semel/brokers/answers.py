@@ -1,6 +1,8 @@
 """Send acks and nacks to the broker, in batches."""
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from semel.brokers.outages import SourceLink
@@ -53,11 +55,12 @@ class Answers:
                 if len(self._acks) < self._batch and self._more_may_come():
                     await asyncio.sleep(GATHER_S)
                 acks, self._acks = self._acks, []
+                started_at = monotonic()
                 try:
-                    await self._source.ack(acks)
+                    await self._link.answer(partial(self._source.ack, acks))
                     self._counts.acked += len(acks)
                 except SourceUnavailable as error:  # they are redelivered as duplicates
-                    self._link.report(f"{plural(len(acks), 'ack')} failed: {error}")
+                    self._link.report(f"{plural(len(acks), 'ack')} failed: {error}", started_at)
         finally:
             self._acking = None
 
@@ -71,12 +74,13 @@ class Answers:
 
     async def _send_nacks(self, delay_s: float) -> None:
         arrivals = self._nacks.pop(delay_s)
+        started_at = monotonic()
         try:
-            await self._source.nack(arrivals, delay_s)
+            await self._link.answer(partial(self._source.nack, arrivals, delay_s))
         except SourceUnavailable as error:  # the broker redelivers them by itself
-            self._link.report(f"{plural(len(arrivals), 'nack')} failed: {error}")
+            self._link.report(f"{plural(len(arrivals), 'nack')} failed: {error}", started_at)
 
-    async def finish_acks(self, patience_s: float) -> None:
-        """Wait for running acks."""
-        if self._acking is not None:
-            await asyncio.wait([self._acking], timeout=patience_s)
+    @property
+    def tasks(self) -> "set[asyncio.Task[None]]":
+        """The task that sends acks, while there are any."""
+        return set() if self._acking is None else {self._acking}

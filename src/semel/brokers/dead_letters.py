@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
+from semel.brokers.outages import SourceLink
 from semel.brokers.retry_queue import FailureLog, RunnerCounters
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.client import deliver
@@ -61,8 +62,11 @@ def letter_for(
 class DeadLetters:
     """The dead letters of one source."""
 
-    def __init__(self, source: Source, counts: RunnerCounters, failure_log: FailureLog) -> None:
+    def __init__(
+        self, source: Source, link: SourceLink, counts: RunnerCounters, failure_log: FailureLog
+    ) -> None:
         self._source = source
+        self._link = link
         self._counts = counts
         self._failure_log = failure_log
         self._stuck: dict[str, DeadLetterInfo] = {}
@@ -103,12 +107,12 @@ class DeadLetters:
             "%s: the dead letter of %s is too large; its body is left out, it was at %s",
             self._source.name, letter.key or "a message", arrival.position,
         )  # fmt: skip
-        await self._source.dead_letter(replace(arrival, body=b""), bare)
+        await self._link.answer(lambda: self._source.dead_letter(replace(arrival, body=b""), bare))
 
     async def _fits(self, arrival: Arrival, letter: DeadLetterInfo) -> bool:
         """Write the letter; `False`: it is too large."""
         try:
-            await self._source.dead_letter(arrival, letter)
+            await self._link.answer(lambda: self._source.dead_letter(arrival, letter))
         except MessageTooLarge:
             return False
         return True

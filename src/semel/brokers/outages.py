@@ -12,28 +12,42 @@ from semel.errors import SourceUnavailable
 from semel.observe.limited_log import OutageLog
 from semel.runtime.process import asyncio
 
-__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "SourceLink", "outage_pause_s"]
+__all__ = [
+    "NOTICE_S",
+    "OUTAGE_MAX_S",
+    "RECEIVE_WAIT_S",
+    "STOP_AWAY_S",
+    "SourceLink",
+    "outage_pause_s",
+]
 
 _log = logging.getLogger("semel.runner")
 
 T = TypeVar("T")
 
 RECEIVE_WAIT_S = 0.5
-"""The longest wait of one receive: a stop is noticed within it."""
+"""The longest wait of one receive."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
 SILENCE_S = 5.0
-"""An outage is reported after this time without an answer; the call continues. A receive takes a second; opening a
-Kafka topic that is missing takes three. Time in which this process itself did not run does not count."""
-CANCEL_S = 0.5
-"""How long a cancelled call has to close its resources."""
-NOTICE_S = 0.1
-"""How often a running call checks for a stop."""
+"""A broker that has not answered a call for this time is away: that is reported, and the call continues. A receive
+takes a second; opening a Kafka topic that is missing takes three. Time in which this process itself did not run does
+not count."""
+NOTICE_S = 0.05
+"""How often a running call checks for a stop, and a stop for a broker that does not answer."""
 RECEIVE_GRACE_S = 1.2
-"""How long a stop waits for a receive: messages of a cancelled one are redelivered only after their deadline."""
+"""How long a receive may take when a stop comes: messages of a cancelled one are redelivered only after their deadline.
+"""
+CANCEL_S = 0.2
+"""How long a cancelled call has to close its resources."""
+LAST_S = 0.1
+"""How long a stop waits for an answer of a broker that is away, and as long again for its close."""
+STOP_AWAY_S = NOTICE_S + CANCEL_S + 2 * (LAST_S + NOTICE_S) + LAST_S
+"""The longest stop while the broker is away, after the last handler: notice it, cancel the receive; then the dead
+letters, the acks and the close."""
+NO_ANSWER = "no answer before the stop"
 CLOSE_S = 10.0
-CLOSE_AWAY_S = 0.3
-"""How long a stop waits for the close, with a broker that answers and with one that does not."""
+"""How long a stop waits for the close of a broker that answers."""
 
 
 def outage_pause_s(tries: int) -> float:
@@ -48,18 +62,46 @@ class SourceLink:
         self._source = source
         self._is_stopping = is_stopping
         self._outage = OutageLog(_log, source.name)
-        self._broken_off = False
-        self._failed_at = 0.0
+        self._broken_off = self._given_up = False
+        self._failed_at = self._answered_at = 0.0
+        self._calls: dict[asyncio.Future[Any], float] = {}
+        """Answers that the broker has not confirmed yet, with the times at which they were sent."""
 
     @property
     def away(self) -> bool:
         """Whether the broker has not answered the latest call."""
-        return self._outage.away or self._broken_off
+        return self._outage.away or self._broken_off or self._given_up
 
-    @property
-    def patience_s(self) -> float:
-        """How long a stop waits for the broker's last answer."""
-        return CLOSE_AWAY_S if self.away else CLOSE_S
+    async def answer(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Send an answer to the broker: an ack, a nack, a dead letter.
+
+        Raises `SourceUnavailable` if the broker has not confirmed it before a stop breaks it off; the broker is not
+        called again after that.
+        """
+        if self._given_up:
+            raise SourceUnavailable(NO_ANSWER)
+        task: asyncio.Future[T] = asyncio.ensure_future(call())
+        self._calls[task] = monotonic()
+        silent = asyncio.get_running_loop().call_later(SILENCE_S, self._report_silence, task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            silent.cancel()
+            del self._calls[task]
+            if not task.done():
+                task.cancel()
+                task.add_done_callback(_drop_result)
+        if task.cancelled():
+            raise SourceUnavailable(NO_ANSWER)
+        return task.result()
+
+    def break_off(self) -> None:
+        """End answers that a stop has waited for long enough: shortly if the broker is away."""
+        longest_s = LAST_S if self.away else SILENCE_S
+        for task, sent_at in self._calls.items():
+            if monotonic() - sent_at >= longest_s:
+                self._given_up = True
+                task.cancel()
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Return the answer; while the broker is unavailable, wait and reconnect. `None` if a stop comes first.
@@ -72,34 +114,43 @@ class SourceLink:
             try:
                 if tries and call != self._source.open:
                     await self._call(self._source.open)
+                    self._answered_at = monotonic()
                 answer = await self._call(call)
             except SourceUnavailable as error:
-                self.report(error)
+                self.report(error, started_at)
                 await self._pause(outage_pause_s(tries))
                 tries += 1
             else:
+                if answer:  # a client may return nothing without an answer of its broker
+                    self._answered_at = monotonic()
                 if not self._is_stopping() and started_at > self._failed_at:
                     self._outage.end()
                 return answer
         return None
 
-    def report(self, error: object) -> None:
-        """Report a call without an answer. The outage ends with the answer to a call that started later."""
+    def report(self, error: object, started_at: float) -> None:
+        """Report a call without an answer, which started at this time.
+
+        The outage ends with the answer to a call that started after this report. If the broker has answered another
+        call since the start of this one, its outage is over, and is not reported again.
+        """
+        if started_at < self._answered_at:
+            _log.info("%s: %s", self._source.name, error)
+            return
         self._failed_at = monotonic()
         self._outage.report(error)
 
     async def close(self) -> None:
         """Close the source; waits only shortly for an unavailable broker."""
         with suppress(SourceUnavailable, TimeoutError):
-            await asyncio.wait_for(self._source.close(), self.patience_s)
+            await asyncio.wait_for(self._source.close(), LAST_S if self.away else CLOSE_S)
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Await one answer; `None` if a stop comes first."""
         task: asyncio.Future[T] = asyncio.ensure_future(call())
         started_at = looked_at = monotonic()
         silent_s = 0.0
-        opening = self.away or call == self._source.open
-        stop_at: float | None = None
+        may_take_s = 0.0 if self.away or call == self._source.open else RECEIVE_GRACE_S
         try:
             while True:
                 await asyncio.wait([task], timeout=NOTICE_S)
@@ -109,8 +160,7 @@ class SourceLink:
                 silent_s += min(now - looked_at, 2 * NOTICE_S)
                 looked_at = now
                 if self._is_stopping():
-                    stop_at = stop_at or now + (0.0 if opening else RECEIVE_GRACE_S)
-                    if now >= stop_at:
+                    if now - started_at >= may_take_s:
                         self._broken_off = True
                         return None
                 elif silent_s >= SILENCE_S:
@@ -121,6 +171,10 @@ class SourceLink:
                 task.add_done_callback(_drop_result)
                 # It closes its own connection; no other code has it.
                 await asyncio.wait([task], timeout=CANCEL_S)
+
+    def _report_silence(self, task: "asyncio.Future[Any]") -> None:
+        if not task.done():
+            self.report(f"no answer for {SILENCE_S:.0f} s", self._calls[task])
 
     async def _pause(self, delay_s: float) -> None:
         until = monotonic() + delay_s

@@ -6,6 +6,7 @@ confirmed before the original is acknowledged, so a crash in between repeats it 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from traceback import walk_tb
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -30,9 +31,13 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import PolicyInvalid, SemelError, SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.urls import struct_options
 
-__all__ = ["RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
+__all__ = ["RabbitConnection", "RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
 
 CONNECT_S = 10.0
+HEARTBEAT_S = 20
+"""The heartbeat of the connection: the client notices within three of them that the server has vanished."""
+ASK_AFTER_S = 5.0
+"""A server that has sent nothing for this time is asked whether it still answers."""
 STEPS_S = (1, 5, 30, 120, 600, 3600)
 """The delays of the delay queues: a message waits in the queue with the shortest sufficient delay."""
 DELIVERIES = "semel-deliveries"
@@ -51,6 +56,29 @@ REFUSALS = (
 """Errors that a retry cannot fix: credentials, permissions, a queue that is missing or declared otherwise."""
 NOT_ALLOWED = "NOT_ALLOWED"
 """The prefix of the server's reason for closing a connection to a virtual host."""
+
+
+class RabbitConnection(aio_pika.Connection):
+    """The driver's connection, closed also if it could not be opened, or if its close was cancelled.
+
+    Otherwise its destructor closes it: in the thread of the garbage collector, which may have no event loop.
+    """
+
+    async def connect(self, *given: Any, **named: Any) -> None:
+        """Connect once."""
+        try:
+            await super().connect(*given, **named)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self, *reason: Any) -> None:
+        """Close the connection."""
+        try:
+            await super().close(*reason)
+        finally:
+            if not self.is_closed:
+                await super().close()
 
 
 class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +125,7 @@ class RabbitQueue:
         self._channel: Any = None
         self._delays: set[int] = set()
         self._inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        self._heard_at = 0.0
 
     @property
     def name(self) -> str:
@@ -119,8 +148,12 @@ class RabbitQueue:
         self._inbox = asyncio.Queue()
         self._delays = set()
         try:
-            self._connection = await aio_pika.connect(self.server, timeout=CONNECT_S)
+            address = f"{self.server}?heartbeat={HEARTBEAT_S}"
+            self._connection = await aio_pika.connect(
+                address, timeout=CONNECT_S, connection_class=RabbitConnection
+            )
             self._channel = await self._connection.channel(publisher_confirms=True)
+            self._heard_at = monotonic()
             return await self._declare()
         except UNREACHABLE as error:
             await self.close()
@@ -165,7 +198,19 @@ class RabbitQueue:
             pass
         while len(found) < limit and not self._inbox.empty():
             found.append(self._inbox.get_nowait())
+        if found:
+            self._heard_at = monotonic()
+        elif monotonic() - self._heard_at > ASK_AFTER_S:
+            await self._ask_whether_it_answers()
         return [self._arrival(message) for message in found]
+
+    async def _ask_whether_it_answers(self) -> None:
+        """Ask for the queue: a server that is gone without closing the connection looks like an empty queue."""
+        try:
+            await self._channel.declare_queue(self.options.queue, passive=True, timeout=CONNECT_S)
+        except UNREACHABLE as error:
+            raise self._error(error) from error
+        self._heard_at = monotonic()
 
     def _arrival(self, message: AbstractIncomingMessage) -> Arrival:
         headers = {name: _text(value) for name, value in message.headers.items()}

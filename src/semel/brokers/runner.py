@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 from semel.brokers.answers import Answers
 from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.handling import Handling, work_for
-from semel.brokers.outages import RECEIVE_WAIT_S, SourceLink, outage_pause_s
+from semel.brokers.outages import NOTICE_S, RECEIVE_WAIT_S, SourceLink, outage_pause_s
 from semel.brokers.retry_queue import FailureCounts, FailureLog, RetryQueue, RunnerCounters, RunnerLimits
 from semel.brokers.routes import Route, event_facts, route_for
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
@@ -94,7 +95,8 @@ class Runner:
         if not self.routes:
             raise UsageError("a runner needs at least one handler")
         self._failure_log = FailureLog(source.name)
-        self._dead_letters = DeadLetters(source, self.counts, self._failure_log)
+        self._link = SourceLink(source, lambda: self._stopping)
+        self._dead_letters = DeadLetters(source, self._link, self.counts, self._failure_log)
         self._tally: FailureCounts = FailureCounts()
         self._room: RetryQueue[HeldDelivery] = RetryQueue(self.pace.room)
         self._lanes: dict[str, deque[HeldDelivery]] = {}
@@ -102,7 +104,6 @@ class Runner:
         self._hand: set[HeldDelivery] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = self.pace.concurrency
-        self._link = SourceLink(source, lambda: self._stopping)
         self._answers = Answers(
             source,
             self._link,
@@ -455,10 +456,11 @@ class Runner:
             held = list(self._hand)
             if not held:
                 continue
+            started_at = monotonic()
             try:
                 gone = {id(each) for each in await self.source.extend([each.arrival for each in held])}
             except SourceUnavailable as error:
-                self._link.report(f"a heartbeat failed: {error}")
+                self._link.report(f"a heartbeat failed: {error}", started_at)
                 continue
             for each in held:
                 if id(each.arrival) in gone:
@@ -474,16 +476,16 @@ class Runner:
         for held in idle:
             self._release(held)
         back = [held.arrival for held in idle if not held.gone]
-        if back and self.source.redelivers:
+        if back and self.source.redelivers and not self._link.away:  # else it redelivers them by itself
             self._answers.nack(back, 0.0)
         until = monotonic() + self.pace.drain_s
-        while self._tasks:
-            done, _ = await asyncio.wait(self._tasks, timeout=max(0.0, until - monotonic()))
-            if not done:
+        while left := self._tasks | self._answers.tasks:
+            await asyncio.wait(left, timeout=NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
+            self._link.break_off()
+            if monotonic() >= until:
+                until = inf  # a second cancellation would interrupt what a handler does after the first
                 for task in self._tasks:
                     task.cancel()
-                await asyncio.wait(self._tasks)
-        await self._answers.finish_acks(self._link.patience_s)
         await end_tasks(beating)
         for work in self._works.values():
             await work.close()

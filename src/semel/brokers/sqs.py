@@ -1,5 +1,6 @@
 """SQS: long polling, visibility timeouts extended for all messages in hand, and ordered groups."""
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import (
     BotoCoreError,
@@ -32,6 +34,8 @@ from semel.runtime.urls import option_texts, struct_options
 
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]
 
+RETRIES = {"mode": "standard", "total_max_attempts": 3}
+"""The client's own retries: for throttled calls. More of them would hide for long why the service is away."""
 BATCH_MAX = 10
 """The most entries in one call of the service."""
 VISIBLE_MAX_S = 43_200
@@ -121,7 +125,10 @@ class SqsQueue:
         if self._client is None:
             options = self._options
             self._entered = get_session().create_client(
-                "sqs", region_name=options.region or None, endpoint_url=options.endpoint or None
+                "sqs",
+                region_name=options.region or None,
+                endpoint_url=options.endpoint or None,
+                config=AioConfig(retries=RETRIES),
             )
             try:
                 self._client = await self._entered.__aenter__()
@@ -231,18 +238,23 @@ class SqsQueue:
     async def _batches(
         self, operation: str, arrivals: Sequence[Arrival], more: dict[str, Any]
     ) -> list[Arrival]:
-        """Call the service for all messages, ten at a time; returns those that it refused."""
-        refused: list[Arrival] = []
-        for at in range(0, len(arrivals), BATCH_MAX):
-            batch = arrivals[at : at + BATCH_MAX]
+        """Call the service for all messages, ten with each call, side by side; returns those that it refused."""
+        url = await self._url(self._options.queue)
+
+        async def ask(batch: Sequence[Arrival]) -> list[Arrival]:
             entries = [
                 {"Id": str(number), "ReceiptHandle": each.handle.receipt, **more}
                 for number, each in enumerate(batch)
             ]
-            answer = await self._ask(
-                operation, QueueUrl=await self._url(self._options.queue), Entries=entries
-            )
-            refused += [batch[int(each["Id"])] for each in answer.get("Failed", ())]
+            answer = await self._ask(operation, QueueUrl=url, Entries=entries)
+            return [batch[int(each["Id"])] for each in answer.get("Failed", ())]
+
+        batches = [arrivals[at : at + BATCH_MAX] for at in range(0, len(arrivals), BATCH_MAX)]
+        refused: list[Arrival] = []
+        for found in await asyncio.gather(*map(ask, batches), return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            refused += found
         return refused
 
     # --- dead letters ---

@@ -32,8 +32,7 @@ from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, StoreError
 from semel.observe.formatting import plural, redact
-from semel.observe.probes import SourceFacts, SourceProbe, of_windows
-from semel.windows import exact_text
+from semel.observe.probes import window_warnings
 
 if TYPE_CHECKING:
     from semel.brokers import Runner, RunnerLimits
@@ -67,17 +66,8 @@ async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
     for url in urls:
         with suppress(SemelError, TimeoutError):
             facts = await asyncio.wait_for(look_at(url), ASK_S)
-            for line in warnings(facts, window_us, once.consumer):
+            for line in window_warnings(facts, window_us, once.consumer):
                 say(redact(f"warning: {line}"))
-
-
-def warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
-    """Return the warnings about one source and the window."""
-    if facts.horizon_s is None:
-        after = f"a duplicate that comes after the window of {exact_text(window_us)} runs again"
-        return [f"how long {facts.name} may deliver a message again is unknown: {after}"]
-    around = SourceProbe(sources=(facts,), consumer=consumer)
-    return [f"{each.what} Change: {each.fix}." for each in of_windows(around, window_us)]
 
 
 OutputOption = Annotated[

@@ -26,6 +26,7 @@ __all__ = [
     "of_windows",
     "probe",
     "weaknesses",
+    "window_warnings",
 ]
 
 Keys: TypeAlias = Literal["given", "content", "position"]
@@ -117,6 +118,15 @@ def of_windows(around: SourceProbe, window_us: int) -> Iterator[Weakness]:
     if window_us:
         for source in around.sources:
             yield from _too_short(source, window_us, around.consumer or "CONSUMER")
+
+
+def window_warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
+    """Return the warnings of `semel consume` about one source and the window in force."""
+    if facts.horizon_s is None:
+        after = f"a duplicate that comes after the window of {exact_text(window_us)} runs again"
+        return [f"how long {facts.name} may deliver a message again is unknown: {after}"]
+    around = SourceProbe(sources=(facts,), consumer=consumer)
+    return [f"{each.what} Change: {each.fix}." for each in of_windows(around, window_us)]
 
 
 def of_patience(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:

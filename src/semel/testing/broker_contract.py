@@ -7,6 +7,14 @@ With pytest, a broker's whole test is::
             return MyBroker(...)
 
 where `MyBroker` sends messages to the broker and inspects it, through a client of its own.
+
+Scenarios about outages, refusals, members, dead-letter places and probes need more of the suite: each method of
+`broker_conditions.Conditions` that the broker has something for. A scenario that cannot happen on a broker is named in
+`not_applicable` with the reason, and is listed by pytest under that reason; nothing is left out silently.
+
+What only one broker has is tested with that broker: the committed offsets and transactions of Kafka, the trimming of
+Redis streams, the message groups of SQS. So is what needs processes that are killed, and the exit codes of `semel
+consume` (78 for the errors `SourceRefused` and `Fenced`, which the scenarios expect of the runner).
 """
 
 import asyncio
@@ -20,21 +28,22 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
-from semel.testing.broker_scene import (
-    SCENARIOS,
-    WITHIN_S,
-    Broker,
-    CutOffBroker,
-    Outages,
-    Scene,
-    Sent,
-    needs_order,
-    scenario,
-    sent,
-)
+from semel.testing.broker_conditions import CONDITIONS, Conditions, CutOffBroker
+from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
 from semel.testing.contract.harness import check, equal
 
-__all__ = ["SCENARIOS", "Broker", "BrokerSuite", "CutOffBroker", "Scene", "Sent", "arun", "broker_operations"]
+__all__ = [
+    "CONDITIONS",
+    "SCENARIOS",
+    "Broker",
+    "BrokerSuite",
+    "Conditions",
+    "CutOffBroker",
+    "Scene",
+    "Sent",
+    "arun",
+    "broker_operations",
+]
 
 NOTICED_S = 1.0
 """Longer than a runner takes to notice a stop; it sends no signal when it does."""
@@ -344,29 +353,47 @@ async def arun(name: str, broker: Broker) -> None:
         await broker.close()
 
 
-class BrokerSuite(Outages, ABC):
+NO_ORDER = "the broker keeps no order"
+
+
+class BrokerSuite(Conditions, ABC):
     """The contract as a class for pytest to collect: derive from it, name it `Test...`, implement `broker`."""
 
     ordered: bool = False
-    """Whether the broker keeps an order within lanes; if not, the scenarios about order are skipped."""
-
-    leaves_out: frozenset[str] = frozenset()
-    """Names of scenarios that cannot happen on this broker; state the reason beside them."""
+    """Whether the broker keeps an order within lanes."""
 
     @abstractmethod
     async def broker(self) -> Broker:
         """Return a fresh queue, topic or stream for one scenario."""
 
+    def _left_out(self) -> dict[str, str]:
+        """Return the scenarios that cannot happen on this broker, with the reasons."""
+        unordered = {} if self.ordered else {name: NO_ORDER for name, (_, need) in SCENARIOS.items() if need}
+        return {**unordered, **self.not_applicable}
+
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrize `test_contract` with the scenarios."""
+        """Parametrize the tests with the scenarios."""
+        left_out = self._left_out()
         if "semel_scenario" in metafunc.fixturenames:
-            fitting = [name for name, (_, ordered) in SCENARIOS.items() if self.ordered or not ordered]
-            metafunc.parametrize("semel_scenario", [name for name in fitting if name not in self.leaves_out])
+            names = [name for name in (*SCENARIOS, *CONDITIONS) if name not in left_out]
+            metafunc.parametrize("semel_scenario", names)
+        if "semel_left_out" in metafunc.fixturenames:
+            ids = [f"{name}: {reason}" for name, reason in left_out.items()]
+            metafunc.parametrize("semel_left_out", left_out, ids=ids)
 
     def test_contract(self, semel_scenario: str) -> None:
         """A runner keeps one promise on this broker."""
 
         async def scenario() -> None:
-            await arun(semel_scenario, await self.broker())
+            if semel_scenario in CONDITIONS:
+                async with asyncio.timeout(4 * WITHIN_S):
+                    await CONDITIONS[semel_scenario](self)
+            else:
+                await arun(semel_scenario, await self.broker())
 
         asyncio.run(scenario())
+
+    def test_not_applicable(self, semel_left_out: str) -> None:
+        """A scenario that cannot happen on this broker has a reason; the test's name shows it."""
+        check(semel_left_out in {**SCENARIOS, **CONDITIONS}, f"there is no scenario {semel_left_out}")
+        check(bool(self._left_out()[semel_left_out]), f"not_applicable has no reason for {semel_left_out}")

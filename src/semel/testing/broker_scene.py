@@ -1,4 +1,4 @@
-"""Parts of the broker scenarios: a broker, its outages, a store, and the list of handled messages."""
+"""Parts of the broker scenarios: a broker, a store, the list of handled messages, and the log."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
@@ -17,17 +16,13 @@ from semel.brokers.runner import Runner
 from semel.brokers.source import Arrival, Source
 from semel.client.client import aopen
 from semel.client.client_async import AsyncSemel
-from semel.errors import SourceRefused
 from semel.policy import Policy
 from semel.stores.memory.store import MemoryStore
-from semel.testing.contract.harness import check, equal
 
 __all__ = [
     "SCENARIOS",
     "WITHIN_S",
     "Broker",
-    "CutOffBroker",
-    "Outages",
     "Reports",
     "Scenario",
     "Scene",
@@ -46,7 +41,8 @@ class Sent(msgspec.Struct, frozen=True):
 
     key: str
     """Empty: without an id."""
-    body: bytes = b"{}"
+    body: bytes | None = b"{}"
+    """`None`: a tombstone, if the broker has them."""
     lane: str = ""
     """The key by which the broker orders: the message key or the group."""
     event_type: str = ""
@@ -88,6 +84,8 @@ class Scene:
         self.ran: list[str] = []
         self.stopped: bool = False
         """Whether the scenario has stopped its runner: from then on handlers need not be slow."""
+        self.task: asyncio.Task[None] | None = None
+        """The runner that was started last."""
 
     def client(self, **options: Any) -> AsyncSemel:
         """Return a client of the scene's store, with short delays."""
@@ -108,8 +106,12 @@ class Scene:
 
     async def wait_until_settled(self) -> None:
         """Wait until the broker holds no message any more."""
+        await self.wait_until_settled_or(lambda: False)
+
+    async def wait_until_settled_or(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the broker holds no message any more, or until the condition is true."""
         async with asyncio.timeout(WITHIN_S):
-            while await self.broker.count_unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
+            while not is_over() and await self.broker.count_unsettled():  # noqa: ASYNC110 - a broker has no event
                 await asyncio.sleep(0.02)
 
     async def deliver_to_the_dead(self, count: int) -> list[Arrival]:
@@ -130,7 +132,7 @@ class Scene:
         source = options.pop("source", None) or self.broker.source()
         routes = [Route(handler or self.note, once=once, batch=options.pop("many", False))]
         runner = Runner(source, routes, pace=RunnerLimits(**options))
-        task = asyncio.create_task(runner.run())
+        self.task = task = asyncio.create_task(runner.run())
         try:
             yield runner
         finally:
@@ -161,18 +163,6 @@ def sent(*keys: str, lane: str = "") -> list[Sent]:
     return [Sent(key, key.encode(), lane) for key in keys]
 
 
-REPORTED_WITHIN_S = 15.0
-"""An outage is reported within three seconds; the rest is for a computer that is busy with other tests."""
-QUIET_S = 3.0
-"""No further line may be logged for this long, although the runner retries several times."""
-STOPPED_WITHIN_S = 3.0
-"""A stop takes at most a second; the rest is for a busy computer."""
-REFUSED_WITHIN_S = 30.0
-KEYS = [f"k{number:02}" for number in range(60)]
-HANDLER_S = 0.02
-LINES_MAX = 4
-
-
 class Reports(logging.Handler):
     """Collects the runner's log lines of level warning and above."""
 
@@ -196,154 +186,3 @@ class Reports(logging.Handler):
 
     def __exit__(self, *error: object) -> None:
         logging.getLogger("semel").removeHandler(self)
-
-
-class CutOffBroker(Broker, Protocol):
-    """A broker that can be cut off from its sources; the test's own client still reaches it."""
-
-    async def cut_off(self) -> None:
-        """Cut the connections of the sources, and refuse new ones."""
-        ...
-
-    async def reconnect(self) -> None:
-        """Let sources reach the broker again."""
-        ...
-
-
-class Outages:
-    """Scenarios of brokers that do not answer or that refuse, for pytest to collect with a broker's suite.
-
-    The runner reports them and still stops at once. A suite provides a source at an address where nobody listens,
-    sources that the broker refuses, and a broker that can be cut off from its sources. Each is optional: without it,
-    its scenarios are skipped.
-    """
-
-    def away(self) -> Source | None:
-        """Return a source at an address where nobody listens, or `None` to skip the scenario."""
-        return None
-
-    def refused_sources(self) -> Sequence[Source]:
-        """Return sources that the broker always refuses: wrong credentials, a missing queue or stream."""
-        return ()
-
-    async def cut_off_broker(self) -> CutOffBroker | None:
-        """Return a fresh broker that can be cut off, or `None` to skip the scenario."""
-        return None
-
-    def test_an_outage_is_reported_once_and_a_stop_is_quick(self) -> None:
-        """A broker that is away at the start: one line at once, no flood, and a stop within a second."""
-        source = self.away()
-        if source is not None:
-            asyncio.run(_outage(source))
-
-    def test_a_permanent_refusal_ends_the_runner(self) -> None:
-        """Wrong credentials, or no such queue: the runner ends with the reason instead of trying for ever."""
-        for source in self.refused_sources():
-            asyncio.run(_refusal(source))
-
-    def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_quick(self) -> None:
-        """A broker that goes away while handlers run: one line; nothing is lost or run twice, even after a stop."""
-
-        async def scenario() -> None:
-            broker = await self.cut_off_broker()
-            if broker is None:
-                return
-            try:
-                await _outage_in_the_middle(broker)
-                await _stop_in_an_outage(broker)
-            finally:
-                await broker.reconnect()
-                await broker.close()
-
-        asyncio.run(scenario())
-
-
-def _client() -> AsyncSemel:
-    return aopen(MemoryStore(), consumer="contract")
-
-
-async def _nothing(_message: Arrival) -> Any:
-    raise AssertionError("nothing can be delivered")
-
-
-async def _outage(source: Source) -> None:
-    async with _client() as once:
-        runner = Runner(source, _nothing, once=once)
-        with Reports() as reports:
-            task = asyncio.create_task(runner.run())
-            async with asyncio.timeout(REPORTED_WITHIN_S):
-                await reports.first.wait()
-            await asyncio.sleep(QUIET_S)
-            equal(len(reports.lines), 1, f"lines about the outage: {reports.lines}")
-            check(source.name in reports.lines[0], f"the line names the source: {reports.lines[0]}")
-            stopped_at = monotonic()
-            runner.stop()
-            async with asyncio.timeout(REFUSED_WITHIN_S):
-                await task
-    took_s = monotonic() - stopped_at
-    check(took_s < STOPPED_WITHIN_S, f"a stop took {took_s:.1f} s while {source.name} was away")
-
-
-async def _outage_in_the_middle(broker: CutOffBroker) -> None:
-    scene = Scene(broker)
-    with Reports() as reports:
-        async with _in_the_middle(scene) as name:
-            await _cut_off(broker, reports)
-            await asyncio.sleep(QUIET_S)
-            equal(len(reports.of(name)), 1, f"lines about the outage: {reports.lines}")
-            await broker.reconnect()
-            await scene.wait_until_settled()
-    equal(sorted(scene.ran), KEYS, "handled keys")
-    equal(len(reports.of(name)), 2, f"lines about the outage and its end: {reports.lines}")
-    check(len(reports.lines) <= LINES_MAX, f"lines, those of the client library included: {reports.lines}")
-
-
-async def _stop_in_an_outage(broker: CutOffBroker) -> None:
-    scene = Scene(broker)
-    with Reports() as reports:
-        async with _in_the_middle(scene):
-            await _cut_off(broker, reports)
-            stopped_at = monotonic()
-    took_s = monotonic() - stopped_at
-    check(took_s < STOPPED_WITHIN_S, f"a stop took {took_s:.1f} s while the broker was away")
-    await broker.reconnect()
-    async with scene.running(source=broker.source(deadline_s=1.0)):
-        await scene.wait_until_settled()
-    equal(sorted(scene.ran), KEYS, "handled keys")
-
-
-@asynccontextmanager
-async def _in_the_middle(scene: Scene) -> Any:
-    """Run a runner until it has handled some messages and more remain; yields the name of its source."""
-
-    async def slow(message: Arrival) -> None:
-        await asyncio.sleep(HANDLER_S)
-        await scene.note(message)
-
-    await scene.broker.send(sent(*KEYS))
-    source = scene.broker.source(deadline_s=1.0)
-    async with scene.running(slow, source=source, concurrency=2, batch=10):
-        async with asyncio.timeout(WITHIN_S):
-            while not scene.ran:  # noqa: ASYNC110 - a handler has no event
-                await asyncio.sleep(HANDLER_S)
-        yield source.name
-
-
-async def _cut_off(broker: CutOffBroker, reports: Reports) -> None:
-    await broker.cut_off()
-    async with asyncio.timeout(REPORTED_WITHIN_S):
-        await reports.first.wait()
-
-
-async def _refusal(source: Source) -> None:
-    async with _client() as once:
-        runner = Runner(source, _nothing, once=once)
-        try:
-            async with asyncio.timeout(REFUSED_WITHIN_S):
-                await runner.run()
-        except SourceRefused as error:
-            check(bool(str(error)), "the error message is empty: it must name what was refused")
-        except TimeoutError:
-            raise AssertionError(f"{source.name} is refused, and the runner retries for ever") from None
-        else:
-            raise AssertionError(f"{source.name} is refused, and the runner ended without a reason")

@@ -1,20 +1,14 @@
-"""Code that all Kafka clients share: a limited log, error classification, a thread, and offsets to commit."""
+"""Code that all Kafka clients share: a limited log, error classification, and offsets to commit."""
 
 import logging
-import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from queue import SimpleQueue
 from time import monotonic
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable
-from semel.runtime.process import asyncio
 
-__all__ = ["CLIENT_LOG", "ClientErrors", "DaemonThread", "Offsets", "error_of"]
+__all__ = ["CLIENT_LOG", "ClientErrors", "Offsets", "error_of"]
 
 REPEAT_S = 60.0
 """The interval between log lines of one kind: while brokers are unreachable the client writes 17 a second."""
@@ -108,51 +102,6 @@ def error_of(name: str, error: KafkaError) -> SemelError:
     if error.fatal() or error.code() in _REFUSALS:
         return SourceRefused(f"{name}: {error.str()}; check credentials, rights and settings")
     return SourceUnavailable(error.str())
-
-
-class DaemonThread(Executor):
-    """One thread for blocking calls. A call without an answer does not block the exit of the process."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            future, fn = call
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(fn())
-            except BaseException as error:  # noqa: BLE001 - the caller's
-                future.set_exception(error)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Queue a call."""
-        future: Future[Any] = Future()
-        self._calls.put((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    async def finish(self, last: Callable[[], None]) -> None:
-        """Queue the last call, and wait for it. It runs also if this is cancelled."""
-        left = asyncio.wrap_future(self.submit(last))
-        left.add_done_callback(_retrieve_error)
-        self.shutdown(wait=False)
-        await asyncio.shield(left)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base's
-        """End the thread after the queued calls; with `wait`, return when it has ended."""
-        del cancel_futures
-        self._calls.put(None)
-        if wait:
-            self._thread.join()
-
-
-def _retrieve_error(call: "asyncio.Future[None]") -> None:
-    """Retrieve the error of a call that nobody waits for, so that it is not logged as forgotten."""
-    if not call.cancelled():
-        call.exception()
 
 
 class Offsets:

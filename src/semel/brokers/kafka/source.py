@@ -15,10 +15,11 @@ import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
-from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, DaemonThread, Offsets, error_of
+from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, Offsets, error_of
 from semel.brokers.kafka.sending import CONFIRM_S, PATTERN, DeadTopics, Sender
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
+from semel.runtime.daemon_thread import DaemonThread
 from semel.runtime.process import asyncio
 from semel.runtime.urls import struct_options
 

@@ -113,7 +113,8 @@ class KafkaTransaction:
         self.pace: RunnerLimits = pace or RunnerLimits()
         self.counts: TransactionCounts = TransactionCounts()
         self._failure_log = FailureLog(self.source.name)
-        self._dead_letters = DeadLetters(self.source, self.counts, self._failure_log)
+        self._link = SourceLink(self.source, lambda: self._stopping)
+        self._dead_letters = DeadLetters(self.source, self._link, self.counts, self._failure_log)
         self._once = self.route.once
         self._holdings = TransactionClaims(self._once)
         self._output = output
@@ -122,7 +123,6 @@ class KafkaTransaction:
         self._outages = 0
         self._stopping = False
         self._stopped_at = 0.0
-        self._link = SourceLink(self.source, lambda: self._stopping)
         self._until_idle = False
         self._fatal: BaseException | None = None
 

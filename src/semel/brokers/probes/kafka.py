@@ -1,6 +1,5 @@
 """Probe a Kafka topic: retention, compaction, replicas; and the poll interval of its group."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
@@ -15,6 +14,7 @@ from semel.brokers.kafka.source import KafkaOptions, place_of
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
+from semel.runtime.daemon_thread import call_in_daemon_thread
 
 ASK_S = 10.0
 
@@ -22,7 +22,7 @@ ASK_S = 10.0
 async def look(url: str) -> SourceFacts:
     """Read the facts with two requests to the brokers; no group is joined."""
     servers, options = place_of(url, KafkaOptions)
-    return await asyncio.to_thread(_look, servers, options)
+    return await call_in_daemon_thread(_look, servers, options)
 
 
 def _look(servers: str, options: KafkaOptions) -> SourceFacts:

@@ -1,6 +1,5 @@
 """Probe a RabbitMQ queue: over AMQP, and through the management API if the URL names it."""
 
-import asyncio
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -14,10 +13,11 @@ import msgspec
 from aio_pika.exceptions import ChannelNotFoundEntity
 from msgspec.structs import replace
 
-from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitQueue, from_url
+from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitConnection, RabbitQueue, from_url
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
+from semel.runtime.daemon_thread import call_in_daemon_thread
 
 CONSUMER_TIMEOUT_S = 1800.0
 """The server's default for how long it waits for an ack before it closes the channel."""
@@ -30,7 +30,7 @@ async def look(url: str) -> SourceFacts:
     """Read the facts with a passive declaration, which declares nothing, and one request to the management API."""
     source = from_url(url)
     try:
-        line = await aio_pika.connect(source.server, timeout=CONNECT_S)
+        line = await aio_pika.connect(source.server, timeout=CONNECT_S, connection_class=RabbitConnection)
         try:
             version = _version(line)
             waiting = await _waiting(line, source.options.queue)
@@ -41,7 +41,7 @@ async def look(url: str) -> SourceFacts:
             f"{source.name} does not answer: {str(error) or type(error).__name__}"
         ) from error
     if waiting is not None and source.options.management:
-        return _facts(source.name, version, await asyncio.to_thread(_queue_in_management, source))
+        return _facts(source.name, version, await call_in_daemon_thread(_queue_in_management, source))
     facts = SourceFacts(
         name=source.name,
         version=version,

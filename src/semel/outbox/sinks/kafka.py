@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from semel.brokers.kafka.client import ClientErrors, DaemonThread
+from semel.brokers.kafka.client import ClientErrors
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, refusal, stretches, unavailable
+from semel.runtime.daemon_thread import DaemonThread
 from semel.runtime.urls import read_options
 
 __all__ = ["KafkaSink", "from_url"]
