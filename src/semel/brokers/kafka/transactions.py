@@ -390,7 +390,7 @@ class KafkaTransaction:
             piece.failure = error
             self._dead_letter(piece, "failed", error)
             return
-        piece.again_s, piece.counts = verdict.delay_s, verdict.count_attempt
+        piece.again_s, piece.counts, piece.error = verdict.delay_s, verdict.count_attempt, error
         if isinstance(error, Exception):
             self.counts.errors += 1
             self._failure_log.log_failure(claim.key, claim.attempt, verdict.delay_s, error)
