@@ -23,6 +23,7 @@ from semel.policy import Policy
 from semel.runtime.context import Context, current, step
 from semel.types import (
     Absent,
+    AttemptError,
     Busy,
     CannotTell,
     Completed,
@@ -30,6 +31,7 @@ from semel.types import (
     DidNotHappen,
     Done,
     Errored,
+    ErrorInfo,
     Failed,
     Forgotten,
     Happened,
@@ -54,6 +56,7 @@ __all__ = [
     "AsyncCleaner",
     "AsyncGuarded",
     "AsyncSemel",
+    "AttemptError",
     "Busy",
     "CannotTell",
     "ClaimOutcome",
@@ -64,6 +67,7 @@ __all__ = [
     "Delivery",
     "DidNotHappen",
     "Done",
+    "ErrorInfo",
     "Errored",
     "Failed",
     "Forgotten",

@@ -259,7 +259,7 @@ class ErrorInfo(Struct, frozen=True, gc=False):
     """The class of the error, with its module."""
     message: str = ""
     traceback: str = ""
-    """Places in the code, the most recent one last, without its text and without values."""
+    """Places in the code, the most recent one last; before them those of the errors that led to it."""
     worker: str = ""
     """Where it ran: host, process id, and the id with which the owners of this process begin."""
 
@@ -322,7 +322,7 @@ class Record(
     horizon_us: int = 0
     """With an anchor: when it may be removed, because later copies count as late."""
     errors: tuple[AttemptError, ...] = ()
-    """The errors of its last attempts, the oldest first; at most `ERRORS_MAX`. They stay when a later attempt succeeds."""
+    """The errors of its last attempts, the oldest first. They stay when a later attempt succeeds."""
 
     @property
     def tenant(self) -> str:

@@ -10,7 +10,7 @@ from semel.errors import AttemptsExhausted
 from semel.policy import Policy
 from semel.types import ErrorInfo
 
-__all__ = ["describe", "encode_failure", "redacted"]
+__all__ = ["describe", "encode_failure", "handlers_error", "redacted"]
 
 FRAMES_MAX = 8
 """Of each error: the last places are where it was raised."""
@@ -24,15 +24,15 @@ _HERE = str(PurePath(__file__).parent.parent) + "/"
 
 
 def describe(error: BaseException, policy: Policy, worker: Callable[[], str]) -> ErrorInfo | None:
-    """Return what may be kept of the error of an attempt; `None` if the policy keeps none.
+    """Return what may be kept of the error of an attempt; `None` if the policy keeps none."""
+    return redacted(handlers_error(error), policy, worker()) if policy.keep_errors else None
 
-    The last attempt's own error is kept, not that there are no attempts left.
-    """
-    if not policy.keep_errors:
-        return None
+
+def handlers_error(error: BaseException) -> BaseException:
+    """Return the last attempt's own error, instead of the one that says that there are no attempts left."""
     if isinstance(error, AttemptsExhausted) and error.__cause__ is not None:
-        error = error.__cause__
-    return redacted(error, policy, worker())
+        return error.__cause__
+    return error
 
 
 def redacted(error: BaseException, policy: Policy, worker: str = "") -> ErrorInfo:
@@ -52,11 +52,10 @@ def encode_failure(error: BaseException, policy: Policy) -> bytes:
     """Encode a permanent failure for the record, redacted as kept errors are."""
     if policy.redact_error is None:
         return encode_error(error)
-    cause = error.__cause__ if isinstance(error, AttemptsExhausted) else None
-    if cause is None:
-        return encode_error(error, redacted(error, policy).message)
-    info = redacted(cause, policy)
-    return encode_error(error, f"the last attempt failed: {info.kind}: {info.message}")
+    own = handlers_error(error)
+    info = redacted(own, policy)
+    said = info.message if own is error else f"the last attempt failed: {info.kind}: {info.message}"
+    return encode_error(error, said)
 
 
 def short_traceback(error: BaseException) -> str:

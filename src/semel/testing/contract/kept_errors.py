@@ -1,15 +1,7 @@
 """Errors of attempts: kept in the record, in order, bounded, until the event is new again."""
 
 from semel.core.commands import Flow, Forget, Granted, Known, Page, Resolve, Scan
-from semel.testing.contract.harness import (
-    LONG,
-    SHORT,
-    HeldClaim,
-    ScenarioContext,
-    equal,
-    expect,
-    scenario,
-)
+from semel.testing.contract.harness import LONG, SHORT, HeldClaim, ScenarioContext, equal, expect, scenario
 from semel.types import AttemptError, Completed, ErrorInfo, Forgotten, Lost, Unknown
 
 LEASE_ENDED = "lease ended"
@@ -46,7 +38,7 @@ def the_error_of_each_attempt_is_kept(b: ScenarioContext) -> Flow[None]:
     second = yield from b.hold(quarantine=True)
     expect((yield from second.renew(step=("paid", b"r1"))), object)
     unknown = expect((yield from second.settle("unknown", error=_info("second"))), Completed)
-    errors = (
+    errors: tuple[AttemptError, ...] = (
         _entry(1, "first", released.at_us),
         _entry(2, "stopped", given_back.at_us),
         _entry(2, "second", unknown.at_us),
@@ -141,7 +133,7 @@ def any_text_of_an_error_is_kept(b: ScenarioContext) -> Flow[None]:
         'naïve 決済 🎉 "quoted" \\u0000 \'',
         "x" * 90_000,
     ]
-    held = []
+    held: list[AttemptError] = []
     for text in texts:
         one = yield from b.hold()
         info = ErrorInfo(text, text, text, text)
