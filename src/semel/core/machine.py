@@ -224,7 +224,9 @@ def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision
         errors = _with_lease_end(orphan)
     if item.error is not None:
         errors = _with_error(errors, record.attempt, item.error, now)
-    return _to_granted(record), replace(record, errors=errors) if errors else record
+    if errors:  # nearly all have none, and need no other struct
+        record = replace(record, errors=errors)
+    return _to_granted(record), record
 
 
 def _to_granted(record: Record) -> Granted:

@@ -1,4 +1,4 @@
-"""Reset locks, threads and random numbers in a forked child; import modules late; load objects by name."""
+"""Name this process, reset its locks, threads and random numbers in a forked child; import late; load by name."""
 
 import os
 import sys
