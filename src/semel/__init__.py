@@ -23,7 +23,6 @@ from semel.policy import Policy
 from semel.runtime.context import Context, current, step
 from semel.types import (
     Absent,
-    AttemptError,
     Busy,
     CannotTell,
     Completed,
@@ -56,7 +55,6 @@ __all__ = [
     "AsyncCleaner",
     "AsyncGuarded",
     "AsyncSemel",
-    "AttemptError",
     "Busy",
     "CannotTell",
     "ClaimOutcome",

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
 from types import TracebackType
 
 from semel.codec import encode_error, kind_of, message_of
@@ -20,7 +19,7 @@ MEMBERS_MAX = 3
 CAUSE_CHARS_MAX = 200
 PATH_PARTS = 3
 """Of a file's path: enough to find it, and no more of the computer that it was on."""
-_HERE = str(PurePath(__file__).parent.parent) + "/"
+_HERE = __file__.replace("\\", "/").rpartition("/core/")[0] + "/"
 
 
 def describe(error: BaseException, policy: Policy, worker: Callable[[], str]) -> ErrorInfo | None:
@@ -88,9 +87,10 @@ def _places(trace: TracebackType | None) -> list[str]:
     places: deque[str] = deque(maxlen=FRAMES_MAX)
     while trace is not None:
         code = trace.tb_frame.f_code
-        if places or not code.co_filename.startswith(_HERE):
-            path = "/".join(PurePath(code.co_filename).parts[-PATH_PARTS:])
-            places.append(f"  {path}:{trace.tb_lineno} in {code.co_qualname}")
+        path = code.co_filename.replace("\\", "/")
+        if places or not path.startswith(_HERE):
+            short = "/".join(path.lstrip("/").split("/")[-PATH_PARTS:])
+            places.append(f"  {short}:{trace.tb_lineno} in {code.co_qualname}")
         trace = trace.tb_next
     return list(places)
 

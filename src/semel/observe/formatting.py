@@ -224,13 +224,18 @@ def row(record: Record, now: int) -> tuple[str, ...]:
 
 
 def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
-    """Return one line of `list` on a terminal: the state in one word; if narrow, the age instead of both times."""
-    key, consumer, _, attempt, _, *rest = row(record, now)
+    """Return one line of `list` on a terminal: the state in one word.
+
+    If it is narrow, it has the age instead of both times, and of the error only its class.
+    """
+    key, consumer, _, attempt, _, *rest, error = row(record, now)
+    if error and not wide:
+        error = record.errors[-1].kind.rpartition(".")[2]
     seen = ""
     if wide and record.first_seen_us:
         seen = local_time(record.first_seen_us, "seconds")[:19].replace("T", " ")
     state = "damaged" if is_damaged(record) else claim_of(record, now) or record.state
-    return (key, consumer, state, attempt, seen, *rest)
+    return (key, consumer, state, attempt, seen, *rest, error)
 
 
 def lines(record: Record, now: int) -> list[tuple[str, str]]:
