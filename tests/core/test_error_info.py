@@ -10,6 +10,7 @@ from semel.codec import decode_error
 from semel.core.error_info import describe, encode_failure
 from semel.core.settlement import attempts_exhausted
 from semel.errors import PolicyInvalid
+from semel.runtime.error_settings import read_error_settings
 from semel.types import KIND_BYTES_MAX, MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, WORKER_BYTES_MAX, ErrorInfo
 
 LIMITS = (KIND_BYTES_MAX, MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, WORKER_BYTES_MAX)
@@ -124,6 +125,15 @@ def test_a_redaction_says_what_is_kept_also_of_a_failure() -> None:
     exhausted = decode_error(encode_failure(attempts_exhausted(error, 2, 2), policy))
     assert exhausted.kind == "semel.errors.AttemptsExhausted"
     assert exhausted.message == "the last attempt failed: builtins.ValueError: card ****"
+
+
+def test_a_setting_keeps_all_none_or_what_a_function_leaves() -> None:
+    assert read_error_settings("keep") == {}
+    assert read_error_settings("none") == {"keep_errors": False}
+    assert read_error_settings("tests.core.test_error_info:crash") == {"redact_error": crash}
+    for wrong in ("all", "", "tests.core.test_error_info:nothing"):
+        with pytest.raises(PolicyInvalid):
+            read_error_settings(wrong)
 
 
 def test_a_redaction_that_cannot_be_called_is_refused() -> None:

@@ -245,7 +245,7 @@ def _item(ask: Asked, ending: Ending) -> Item:
         case Completing():
             return settle("done", _value(ending.value, ask.service.settings.limits.value_bytes_max))
         case Failing():
-            return settle("failed", encode([FAILURE, ending.error]), error=_error(ending))
+            return settle("failed", encode([ending.kind or FAILURE, ending.error]), error=_error(ending))
         case Releasing():
             return settle(
                 "released",
