@@ -239,10 +239,15 @@ _UNSAFE_IN_LINES = {code: escape for code, escape in _UNSAFE.items() if code not
 _CUT = "…"
 
 
+def escape_controls(text: str) -> str:
+    """Return text of several lines with every other control character escaped, for a log."""
+    return text.translate(_UNSAFE_IN_LINES)
+
+
 def _bounded(text: str, bytes_max: int, *, lines: bool = False, end: bool = False) -> str:
     """Return the text without control characters, as valid UTF-8, cut to a size; with `end` its end is kept."""
     cut = text[-bytes_max:] if end else text[:bytes_max]
-    safe = cut.translate(_UNSAFE_IN_LINES if lines else _UNSAFE)
+    safe = escape_controls(cut) if lines else cut.translate(_UNSAFE)
     encoded = safe.encode("utf-8", "backslashreplace")
     if len(encoded) <= bytes_max and len(cut) == len(text):
         return encoded.decode()

@@ -4,6 +4,7 @@ import heapq
 import logging
 from collections import OrderedDict
 from itertools import count
+from traceback import format_exception
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from semel.core.error_info import redacted
 from semel.observe.formatting import plural
 from semel.observe.limited_log import RateLimit
 from semel.policy import Policy
+from semel.types import escape_controls
 
 __all__ = ["FailureCounts", "FailureLog", "RetryQueue", "RunnerCounters", "RunnerLimits"]
 
@@ -145,14 +147,14 @@ class FailureLog:
         left_out = self._failures.take()
         if left_out is None:
             return
-        said = ""
-        trace: BaseException | None = error
         if policy is not None and policy.redact_error is not None:
-            info, trace = redacted(error, policy), None
-            said = f": {_one_line(f'{info.kind}: {info.message}')}"
+            info = redacted(error, policy)
+            said = f": {_one_line(f'{info.kind}: {info.message}')}{_more(left_out)}"
+        else:  # not as `exc_info`: a formatter would write control characters of the message as they are
+            said = f"{_more(left_out)}\n{escape_controls(''.join(format_exception(error)).rstrip())}"
         _log.warning(
-            "%s: the handler failed for key %r, attempt %d; again in %.1f s%s%s",
-            self._source, key, attempt, retry_after_s, said, _more(left_out), exc_info=trace,
+            "%s: the handler failed for key %r, attempt %d; again in %.1f s%s",
+            self._source, key, attempt, retry_after_s, said,
         )  # fmt: skip
 
     def log_dead_letter(self, letter: DeadLetterInfo) -> None:

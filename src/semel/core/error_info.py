@@ -19,6 +19,7 @@ MEMBERS_MAX = 3
 CAUSE_CHARS_MAX = 200
 PATH_PARTS = 3
 """Of a file's path: enough to find it, and no more of the computer that it was on."""
+_THREADS = "/concurrent/futures/thread.py"
 _HERE = __file__.replace("\\", "/").rpartition("/core/")[0] + "/"
 
 
@@ -88,7 +89,7 @@ def _places(trace: TracebackType | None) -> list[str]:
     while trace is not None:
         code = trace.tb_frame.f_code
         path = code.co_filename.replace("\\", "/")
-        if places or not path.startswith(_HERE):
+        if places or not (path.startswith(_HERE) or path.endswith(_THREADS)):
             short = "/".join(path.lstrip("/").split("/")[-PATH_PARTS:])
             places.append(f"  {short}:{trace.tb_lineno} in {code.co_qualname}")
         trace = trace.tb_next
