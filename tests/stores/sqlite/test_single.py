@@ -172,7 +172,7 @@ def test_both_ways_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             item, one, other = chance.choice(held[-8:])
             to = chance.choice(["done", "done", "done", "failed", "released", "unknown"])
             error = None if to == "done" else chance.choice([None, ErrorInfo("app.Refused", "no")])
-            items: tuple[Any, Any] = tuple(
+            items: tuple[Any, ...] = tuple(
                 msgspec.structs.replace(settle(item, granted, b"j1", to), error=error)
                 for granted in (one, other)
             )
