@@ -138,6 +138,16 @@ def is_done(): return "transaction" in globals() and transaction.counts.acked > 
 """,
     },
     "docs/howto/observe.md": {1: A_URL},
+    "docs/howto/operate.md": {
+        1: A_URL + "; import re",
+        2: """
+def fail(): raise ValueError("card 4242 refused")
+for client, kept in ((once, ["card **** refused"]), (silent, [])):
+    client.run(f"evt_{len(kept)}", fail)
+    assert [each.message for each in client.records.lookup(f"evt_{len(kept)}").errors] == kept
+    client.close()
+""",
+    },
     "docs/howto/outbox.md": {
         1: """
 import psycopg

@@ -29,7 +29,16 @@ from semel.errors import (
     ValueTooLarge,
 )
 
-__all__ = ["decode", "decode_error", "encode", "encode_error", "encode_reason", "reason_in"]
+__all__ = [
+    "decode",
+    "decode_error",
+    "encode",
+    "encode_error",
+    "encode_reason",
+    "kind_of",
+    "message_of",
+    "reason_in",
+]
 
 DEPTH_MAX = 64
 """Deeper values are refused: they are cycles, or would overflow the reader's stack."""
@@ -103,15 +112,24 @@ def reason_in(encoded: bytes | None) -> str:
     return encoded[1:].decode("utf-8", "replace") if encoded is not None and encoded[:1] == b"x" else ""
 
 
-def encode_error(error: BaseException) -> bytes:
-    """Encode a permanent failure: its type and message, never the object."""
+def kind_of(error: BaseException) -> str:
+    """Return the class of an error, with its module."""
     kind = type(error)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an error, bounded and encodable; empty if it has none that can be read."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - an error whose text is broken is still a failure to be kept
         text = ""
-    message = text[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode()
-    return b"j" + _json.encode([f"{kind.__module__}.{kind.__qualname__}", message])
+    return text[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode()
+
+
+def encode_error(error: BaseException, message: str | None = None) -> bytes:
+    """Encode a permanent failure: its type and message, never the object. `message`: instead of its own."""
+    return b"j" + _json.encode([kind_of(error), message_of(error) if message is None else message])
 
 
 def decode_error(encoded: bytes | None) -> HandlerFailed:

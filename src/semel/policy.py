@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from semel.errors import PolicyInvalid
-from semel.types import Mode, Probe
+from semel.types import ErrorInfo, Mode, Probe
 from semel.windows import duration_us
 
 __all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "OnUnavailable", "Policy", "check_fits"]
@@ -56,6 +56,13 @@ class Policy(Struct, frozen=True, kw_only=True):
     keep_value: bool = True
     """`False`: the value is not stored; duplicates get `None`."""
     value_bytes_max: int = 256 * 1024
+    keep_errors: bool = True
+    """`False`: records keep no errors of attempts. The stored failure of a permanent error stays: it is an answer."""
+    redact_error: Callable[[ErrorInfo], ErrorInfo] | None = None
+    """Called with what would be kept of an error; returns what may be kept, in records, failures and dead letters.
+
+    If it raises, or returns anything else, only the kind is kept. It must not block.
+    """
     event_type: str = ""
     fingerprint: Callable[..., bytes] | None = None
     """Called with the handler's arguments; two deliveries of one key must agree on it."""
@@ -91,6 +98,10 @@ class Policy(Struct, frozen=True, kw_only=True):
         if self.probe is not None and not callable(self.probe):
             raise PolicyInvalid(
                 f"Policy.probe is {self.probe!r}; it must be a function that takes a semel.Inquiry"
+            )
+        if self.redact_error is not None and not callable(self.redact_error):
+            raise PolicyInvalid(
+                f"Policy.redact_error is {self.redact_error!r}; it must be a function that takes a semel.ErrorInfo"
             )
         if self.on_unavailable not in ("refuse", "run"):
             raise PolicyInvalid(f"Policy.on_unavailable is {self.on_unavailable!r}; it must be refuse or run")

@@ -7,15 +7,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 __all__ = [
     "Absent",
+    "AttemptError",
     "Busy",
     "CannotTell",
     "Completed",
     "Delivery",
     "DidNotHappen",
     "Done",
+    "ErrorInfo",
     "Errored",
     "Failed",
     "Forgotten",
@@ -219,6 +222,71 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     """Whether this delivery was tried before and held back. Reported to hooks only, which count it once."""
 
 
+KIND_BYTES_MAX = 200
+MESSAGE_BYTES_MAX = 1000
+TRACEBACK_BYTES_MAX = 2000
+WORKER_BYTES_MAX = 150
+"""The most bytes of each part of a kept error. An error takes at most their sum, a record `ERRORS_MAX` errors."""
+ERRORS_MAX = 5
+"""How many errors a record keeps: those of its last attempts."""
+
+_UNSAFE = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # noqa: PLR2004 - two digits are enough
+    for code in (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Characters that move a terminal's cursor, end a line or turn the direction of text, as their escapes."""
+_UNSAFE_IN_LINES = {code: escape for code, escape in _UNSAFE.items() if code not in (9, 10)}
+_CUT = "…"
+
+
+def escape_controls(text: str) -> str:
+    """Return text of several lines with every other control character escaped, for a log."""
+    return text.translate(_UNSAFE_IN_LINES)
+
+
+def _bounded(text: str, bytes_max: int, *, lines: bool = False, end: bool = False) -> str:
+    """Return the text without control characters, as valid UTF-8, cut to a size; with `end` its end is kept."""
+    cut = text[-bytes_max:] if end else text[:bytes_max]
+    safe = escape_controls(cut) if lines else cut.translate(_UNSAFE)
+    encoded = safe.encode("utf-8", "backslashreplace")
+    if len(encoded) <= bytes_max and len(cut) == len(text):
+        return encoded.decode()
+    left = bytes_max - len(_CUT.encode())
+    if end:
+        return _CUT + encoded[-left:].decode("utf-8", "ignore")
+    return encoded[:left].decode("utf-8", "ignore") + _CUT
+
+
+class ErrorInfo(Struct, frozen=True, gc=False):
+    """What is kept of an error. Its parts are cut to their size, and control characters in them are escaped."""
+
+    kind: str
+    """The class of the error, with its module."""
+    message: str = ""
+    traceback: str = ""
+    """Places in the code, the most recent one last; before them those of the errors that led to it."""
+    worker: str = ""
+    """Where it ran: host, process id, and the id with which the owners of this process begin."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "kind", _bounded(self.kind, KIND_BYTES_MAX))
+        force_setattr(self, "message", _bounded(self.message, MESSAGE_BYTES_MAX, lines=True))
+        force_setattr(self, "traceback", _bounded(self.traceback, TRACEBACK_BYTES_MAX, lines=True, end=True))
+        force_setattr(self, "worker", _bounded(self.worker, WORKER_BYTES_MAX))
+
+
+class AttemptError(Struct, frozen=True, gc=False, rename={"at_us": "at"}):
+    """The error of one attempt, as its record keeps it."""
+
+    attempt: int
+    kind: str
+    message: str = ""
+    traceback: str = ""
+    worker: str = ""
+    at_us: int = 0
+    """When the attempt ended: store clock, microseconds."""
+
+
 class Record(
     Struct,
     frozen=True,
@@ -258,6 +326,8 @@ class Record(
     """The accepted event's own time, if event times distinguish equal keys."""
     horizon_us: int = 0
     """With an anchor: when it may be removed, because later copies count as late."""
+    errors: tuple[AttemptError, ...] = ()
+    """The errors of its last attempts, the oldest first. They stay when a later attempt succeeds."""
 
     @property
     def tenant(self) -> str:

@@ -30,12 +30,12 @@ def test_a_burst_is_let_through_then_ten_a_minute() -> None:
 def test_a_failure_is_logged_with_key_attempt_and_traceback(caplog: pytest.LogCaptureFixture) -> None:
     log = FailureLog("redis://localhost/orders")
     for number in range(100):
-        log.log_failure(f"k{number}", 3, 4.0, RuntimeError("closed"))
+        log.log_failure(f"k{number}", 3, 4.0, RuntimeError("closed\x1b[2J"))
     assert len(caplog.records) == BURST
     assert (
         "redis://localhost/orders: the handler failed for key 'k0', attempt 3; again in 4.0 s" in caplog.text
     )
-    assert "RuntimeError: closed" in caplog.text
+    assert "RuntimeError: closed\\x1b[2J" in caplog.text
 
 
 def test_an_outage_is_reported_at_once_then_once_a_minute_then_its_end(

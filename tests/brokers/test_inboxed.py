@@ -10,12 +10,15 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 import semel
 from semel.brokers import Arrival, Route, Runner, RunnerLimits
 from semel.brokers.attempts import Attempt, Attempts
 from semel.brokers.dead_letters import DeadLetter, headers_of, replay
 from semel.brokers.transaction_connections import AsyncPostgresDesk
+from semel.client import deliver
+from semel.core.commands import Claim, Settle
 from semel.errors import UsageError
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, queue, send, working
@@ -168,9 +171,59 @@ async def test_poison_is_isolated_and_given_up_in_the_right_order(
         record = await once.records.lookup("bad")
     assert record is not None
     assert (record.state, record.fence) == ("failed", letters["bad"].fence)
+    kept = [(each.attempt, each.kind, each.message) for each in record.errors]
+    assert kept == [(number, "builtins.RuntimeError", "no") for number in (1, 2, 3)]
+    assert {each.worker for each in record.errors} == {letters["bad"].worker}
     send(queue, "bad")  # the producer repeats it: it is known to have failed
     await worked(queue, ledger, credit if blocks else acredit)
     assert len(queue.dead) == 2
+
+
+async def test_a_mark_keeps_the_errors_before_it_and_no_older_ones(queue: Queue, ledger: Ledger) -> None:
+    tried: list[str] = []
+
+    def credit(connection: Any, paid: Paid) -> None:
+        connection.execute(ledger.insert, (paid.order,))
+        tried.append(paid.order)
+        if paid.order == "flaky" and tried.count("flaky") <= 2:
+            raise RuntimeError("card 4242")
+
+    def hide(info: semel.ErrorInfo) -> semel.ErrorInfo:
+        return semel.ErrorInfo(info.kind, "hidden", "", info.worker)
+
+    place, owner, info = ("", "wallet", "old"), b"o" * 16, semel.ErrorInfo("app.Old", "of another event")
+    async with ledger.client() as once:
+        await once.records.lookup("old")  # it connects
+        (granted,) = await deliver.send(once, [Claim(place, owner, 1000, 1)])
+        await deliver.send(once, [Settle(place, owner, granted.fence, "failed", b"r", 1, error=info)])
+    send(queue, "flaky", "old")
+    policy = replace(PATIENT, redact_error=hide)
+    await worked(queue, ledger, credit, client={"policy": policy})
+    async with ledger.client() as once:
+        flaky, old = await once.records.lookup("flaky"), await once.records.lookup("old")
+    assert flaky is not None
+    assert old is not None
+    assert (flaky.state, old.state) == ("done", "done")
+    assert [(each.attempt, each.message) for each in flaky.errors] == [(1, "hidden")]
+    assert old.errors == ()
+
+
+async def test_a_redaction_holds_for_dead_letters_and_the_log(
+    queue: Queue, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    def credit(_connection: Any, _paid: Paid) -> None:
+        raise RuntimeError("card 4242")
+
+    policy = replace(PATIENT, redact_error=lambda info: semel.ErrorInfo(info.kind, "hidden"))
+    send(queue, "bad")
+    await worked(queue, ledger, credit, client={"policy": policy})
+    [(_, letter)] = queue.dead
+    assert (letter.error, letter.stack) == ("builtins.RuntimeError: hidden", "")
+    async with ledger.client() as once:
+        record = await once.records.lookup("bad")
+    assert record is not None
+    assert "4242" not in repr(record) + caplog.text + repr(letter)
+    assert "attempt 1; again in" in caplog.text
 
 
 class DeadLetters:

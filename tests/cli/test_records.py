@@ -9,11 +9,11 @@ from tests.cli.shell import semel
 
 SUMMARY = {
     "age_s", "attempt", "claim", "consumer", "event_type", "expires_at", "fence", "first_seen", "key",
-    "lease_until", "settled_at", "state", "tenant",
+    "last_error", "lease_until", "settled_at", "state", "tenant",
 }  # fmt: skip
 WHOLE = SUMMARY | {
-    "error", "event_time", "fingerprint", "journal", "journal_form", "meta", "owner", "quarantine", "sliding", "steps",
-    "value", "value_form",
+    "error", "errors", "event_time", "fingerprint", "journal", "journal_form", "meta", "owner", "quarantine",
+    "sliding", "steps", "value", "value_form",
 }  # fmt: skip
 
 
@@ -50,6 +50,27 @@ def test_show_tells_each_kind(
     assert tuple(record[name] for name in field) == expected
 
 
+def test_show_tells_the_errors_of_attempts(place: Path) -> None:
+    (record,) = semel("show", "evt_released", "--json", cwd=place).json()["records"]
+    (error,) = record["errors"]
+    assert list(error) == ["attempt", "kind", "message", "traceback", "worker", "at"]
+    assert (error["attempt"], error["kind"], error["message"]) == (1, "builtins.RuntimeError", "timed out")
+    assert "in vanish" in error["traceback"]
+    fields = dict(line.split("\t", 1) for line in semel("show", "evt_released", cwd=place).out.splitlines())
+    told = fields["error of 1"]
+    assert told.startswith("builtins.RuntimeError: timed out ")
+    assert f"worker {error['worker']}" in told
+    assert "in vanish" in told
+
+
+def test_list_tells_the_last_error_in_short(place: Path) -> None:
+    lines = semel("list", "--consumer", "billing", cwd=place).out.splitlines()
+    last = {fields[0]: fields[-1] for fields in (line.split("\t") for line in lines)}
+    assert last["evt_released"] == "RuntimeError: timed out"
+    assert last["evt_failed"] == "ValueError: no such order"
+    assert last["evt_done"] == ""
+
+
 def test_show_does_not_stumble_over_a_value_that_does_not_decode(place: Path) -> None:
     answer = semel("show", "evt_bad", cwd=place)
     assert answer.code == 0
@@ -82,7 +103,7 @@ def test_list_is_lines_in_a_pipe(place: Path) -> None:
         ["evt_done", "billing", "done"],
         ["evt_decimal", "billing", "done"],
     ]
-    assert {len(row) for row in rows} == {8}
+    assert {len(row) for row in rows} == {9}
     assert len(rows) == 8
 
 

@@ -25,6 +25,7 @@ SERVE = {
     "tls_cert": "",
     "tls_key": "",
     "handler": "",
+    "errors": "keep",
     "sink": "",
     "persist": "",
     "events_consumer": "events",

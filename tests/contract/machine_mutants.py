@@ -13,7 +13,7 @@ SOURCE = Path(machine.__file__)
 MUTATED = {
     "decide", "standing", "differs", "_claim", "_begin", "is_apart", "_repeat", "_grant",
     "_to_granted", "_renew", "_settle", "_recreate", "_lookup",
-    "_forget", "_resolve", "_to_tombstone", "_next_fence", "_mine", "_renew_expiry",
+    "_with_error", "_with_lease_end", "_forget", "_resolve", "_to_tombstone", "_next_fence", "_mine", "_renew_expiry",
 }  # fmt: skip
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,

@@ -73,6 +73,30 @@ def taken_over(stored: Record | None, item: RecordItem, now: int) -> bool:
     )
 
 
+# --- what failed ---------------------------------------------------------------------------------
+
+
+@caught_by(
+    "the_error_of_each_attempt_is_kept", "a_success_keeps_the_errors_before_it", "the_last_errors_are_kept",
+    "a_lease_that_ended_is_an_error", "a_claim_may_bring_an_error", "any_text_of_an_error_is_kept",
+)  # fmt: skip
+class KeepsNoErrors(Bent):
+    def bend_new(self, record: Record, item: RecordItem) -> Record:
+        return replace(record, errors=())
+
+
+@caught_by("a_success_keeps_the_errors_before_it")
+class ForgetsErrorsOfASuccess(Bent):
+    def bend_new(self, record: Record, item: RecordItem) -> Record:
+        return replace(record, errors=()) if record.state == "done" else record
+
+
+@caught_by("the_last_errors_are_kept")
+class KeepsTheFirstErrors(Bent):
+    def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
+        return replace(record, errors=stored.errors) if len(stored.errors) == 5 else record
+
+
 # --- who may run --------------------------------------------------------------------------------
 
 

@@ -10,8 +10,9 @@ from tests.contract.mutants import breaks
 ALLOWED = {
     # A quarantined claim has no expiry from the start.
     (
-        "standing: replace(record, state='unknown', settled_at_us=record.lease_until_us, expires_at_us=FOREVER) -> "
-        "replace(record, state='unknown', settled_at_us=record.lease_until_us)"
+        "standing: replace(record, state='unknown', settled_at_us=record.lease_until_us, expires_at_us=FOREVER, "
+        "errors=_with_lease_end(record)) -> "
+        "replace(record, state='unknown', settled_at_us=record.lease_until_us, errors=_with_lease_end(record))"
     ),
     # Whether a claim writes down that an orphan is unknown, or leaves it to the next look, is not seen.
     "_claim: None if record is stored else record -> None",

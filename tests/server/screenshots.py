@@ -22,6 +22,7 @@ SHOTS = (
     ("phone", "/ui/?range=1h", PHONE, "dark"),
     ("events", "/ui/events?q=ord_202611160", DESK, "light"),
     ("event", "/ui/event/billing/evt_77", DESK, "light"),
+    ("errors", "/ui/event/billing/evt_78", DESK, "light"),
     ("in-flight", "/ui/flight", DESK, "light"),
     ("windows", "/ui/windows?consumer=notifications", DESK, "light"),
     ("store", "/ui/stores", DESK, "dark"),
@@ -42,6 +43,7 @@ def main(folder: Path = IMAGES, only: tuple[str, ...] = ()) -> None:
         some_records(store)
         store.close()
         with serving(ServeSettings(auth="none", store=url, port=0)) as running:
+            _failures(running)
             for _ in range(3):
                 _traffic(running)
             for name, path, size, theme in SHOTS:
@@ -57,6 +59,20 @@ def _traffic(running: Running) -> None:
         )
     for number in range(12):
         running.post("/v1/events", {"id": f"evt_{number}", "type": "order.placed", "amount": "12.50"})
+
+
+def _failures(running: Running) -> None:
+    """Two attempts at one event that failed on two workers."""
+    for worker in ("web-1:4711:5f3a9c02", "web-2:312:8be40d71"):
+        held = running.claim("evt_78", event_type="payment.captured")
+        running.end(
+            "release",
+            held["claim"],
+            kind="shop.bank.Refused",
+            error="the bank did not answer within 5 s",
+            traceback="  shop/billing/handlers.py:42 in charge\n  shop/bank.py:17 in send",
+            worker=worker,
+        )
 
 
 def _shoot(browser: Browser, address: str, path: Path, size: dict[str, int], theme: str) -> None:

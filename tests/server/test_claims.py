@@ -56,6 +56,23 @@ def test_a_release_lets_the_next_one_try(anywhere: Running) -> None:
     assert anywhere.end("complete", second["claim"])["outcome"] == "completed"
 
 
+def test_an_error_is_kept_in_the_record_bounded_and_escaped(anywhere: Running) -> None:
+    first = anywhere.claim("erring")
+    ugly = "<script>\x1b[2J\u202e" + "x" * 4000
+    assert anywhere.end("release", first["claim"], error=ugly, kind="Refused", worker="php-7") == {
+        "outcome": "completed"
+    }
+    anywhere.end("release", anywhere.claim("erring")["claim"])
+    anywhere.end("fail", anywhere.claim("erring")["claim"], error="no such card", traceback="charge.php:7")
+    record = anywhere.client.get("/v1/records/billing/erring").json()
+    kept, last = record["errors"]
+    assert (kept["attempt"], kept["kind"], kept["worker"]) == (1, "Refused", "php-7")
+    assert kept["message"].startswith("<script>\\x1b[2J\\u202exxx")
+    assert len(kept["message"].encode()) == 1000
+    assert (last["attempt"], last["kind"], last["message"]) == (3, "reported", "no such card")
+    assert last["traceback"] == "charge.php:7"
+
+
 def test_another_payload_is_a_mismatch_that_shows_nothing(anywhere: Running) -> None:
     first = anywhere.claim("printed", fingerprint="one")
     anywhere.end("complete", first["claim"], value="secret")

@@ -235,3 +235,23 @@ def test_who_has_a_token_logs_in_and_sees_what_their_role_may(browser: Browser, 
         page.goto(f"{running.address}/ui/audit")
         expect(page.locator("h1")).to_contain_text("Audit")
         context.close()
+
+
+def test_the_page_of_an_event_tells_the_errors_of_its_attempts(watched: Watched, service: Running) -> None:
+    ugly = "<b id=planted>refused</b>\x1b[2J"
+    service.end(
+        "release", service.claim("erring")["claim"], error=ugly, kind="app.Refused", worker="web-1:7:5f"
+    )
+    service.end("fail", service.claim("erring")["claim"], error="no such card", traceback="shop/charge.php:7")
+    page = watched.go("/ui/event/billing/erring")
+    entries = page.locator(".attempts li")
+    expect(entries).to_have_count(2)
+    expect(entries.first).to_contain_text("no such card")
+    expect(entries.first.locator("pre")).to_be_hidden()
+    entries.first.locator("summary").click()
+    expect(entries.first.locator("pre")).to_have_text("shop/charge.php:7")
+    expect(entries.last).to_contain_text("app.Refused: <b id=planted>refused</b>\\x1b[2J")
+    expect(entries.last).to_contain_text("web-1:7:5f")
+    expect(page.locator("#planted")).to_have_count(0)
+    listed = watched.go("/ui/events?q=erring").locator("table.rows tr", has_text="erring").first
+    expect(listed).to_contain_text("reported: no such card")

@@ -68,16 +68,17 @@ class Attempts:
             return replay(answer, None)
         return Attempt(answer.attempt, claim, answer)
 
-    async def end(self, attempt: Attempt, *, counts: bool) -> None:
+    async def end(self, attempt: Attempt, error: BaseException | None = None, *, counts: bool) -> None:
         """Record that an attempt ended with an error, or remove it if it does not count."""
         if attempt.claim is not None and attempt.granted is not None:
-            await self._send([self._plan.release(attempt.claim, attempt.granted, 0.0, count_attempt=counts)])
+            claim, granted = attempt.claim, attempt.granted
+            await self._send([self._plan.release(claim, granted, 0.0, count_attempt=counts, error=error)])
 
-    async def add_failed(self, delivery: Delivery[Arrival]) -> None:
+    async def add_failed(self, delivery: Delivery[Arrival], error: BaseException) -> None:
         """Record an attempt that has failed and was not recorded before it ran."""
         claim = await self._claim(delivery)
         if claim.window_us != OFF:
-            await self._send([replace(claim, owner=NOBODY)])
+            await self._send([replace(claim, owner=NOBODY, error=self._plan.describe(error))])
 
     async def _claim(self, delivery: Delivery[Arrival]) -> Claim:
         windows = await deliver.windows(self._once)

@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -15,7 +16,10 @@ from semel.brokers.retry_queue import FailureLog, RunnerCounters
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
+from semel.core.error_info import handlers_error, redacted
 from semel.errors import MessageTooLarge, UsageError
+from semel.policy import Policy
+from semel.runtime.process import worker_name
 from semel.types import Busy, Lost
 
 __all__ = [
@@ -43,19 +47,28 @@ def letter_for(
     consumer: str,
     key: str,
     error: BaseException | None,
+    policy: Policy | None = None,
     *,
     fence: int = 0,
     attempts: int = 0,
 ) -> DeadLetterInfo:
-    """Build the dead-letter information: why a message was given up."""
+    """Build the dead-letter information: why a message was given up. The policy redacts the error, if it does."""
+    text, stack = "", ""
+    if error is not None and policy is not None and policy.redact_error is not None:
+        info = redacted(handlers_error(error), policy, worker_name())
+        text, stack = f"{info.kind}: {info.message}", info.traceback
+    elif error is not None:
+        text, stack = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
     return DeadLetterInfo(
         reason=reason,
         consumer=consumer,
         key=key,
         fence=fence,
         attempts=attempts,
-        error="" if error is None else f"{type(error).__name__}: {error}",
-        stack="" if error is None else "".join(traceback.format_exception(error)),
+        error=text,
+        stack=stack,
+        worker=worker_name(),
+        at=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
 
 
@@ -152,6 +165,8 @@ def headers_of(letter: DeadLetterInfo) -> dict[str, str]:
         "attempts": str(letter.attempts),
         "error": letter.error[:STACK_CHARACTERS_MAX],
         "stack": letter.stack[-STACK_CHARACTERS_MAX:],  # the end has the location
+        "worker": letter.worker,
+        "at": letter.at,
         "body-at": letter.body_at,
     }
     return {PREFIX + name: quote(text, safe=_PRINTABLE) for name, text in fields.items() if text}
@@ -162,7 +177,7 @@ def letter_of(headers: Mapping[str, str]) -> DeadLetterInfo | None:
     lower = {name.lower(): value for name, value in headers.items()}
     fields = {
         name: unquote(lower.get(PREFIX + name, ""))
-        for name in ("reason", "consumer", "key", "error", "stack")
+        for name in ("reason", "consumer", "key", "error", "stack", "worker", "at")
     }
     if not fields["reason"]:
         return None

@@ -153,7 +153,7 @@ class InboxHandling:
                 outcome = await self._run_attempt(delivery, attempt)
         if outcome is None:
             error = attempts_exhausted(None, attempt.number, self._once.policy.max_attempts)
-            return await self._give_up(delivery, error, attempt.number, before_fail)
+            return await self._give_up(delivery, error, attempt.number, before_fail, attempt)
         return await self._outcome_of_delivery(delivery, outcome, attempt.number, before_fail, attempt)
 
     async def _run_attempt(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
@@ -207,27 +207,32 @@ class InboxHandling:
         assert isinstance(outcome, Errored)
         policy, error = self._once.policy, outcome.error
         if isinstance(error, policy.permanent):
-            return await self._give_up(delivery, error, number, before_fail)
+            return await self._give_up(delivery, error, number, before_fail, attempt)
         if number >= policy.max_attempts:
-            return await self._give_up(
-                delivery, attempts_exhausted(error, number, policy.max_attempts), number, before_fail
-            )
+            exhausted = attempts_exhausted(error, number, policy.max_attempts)
+            return await self._give_up(delivery, exhausted, number, before_fail, attempt)
         self._tally.note(delivery.key, number)
         if attempt is None:
-            await self._attempts.add_failed(delivery)
+            await self._attempts.add_failed(delivery, error)
         else:
-            await self._attempts.end(attempt, counts=True)
+            await self._attempts.end(attempt, error, counts=True)
         return Errored(error, number, retry_later(policy, number).delay_s)
 
     async def _give_up(
-        self, delivery: Delivery[Arrival], error: Exception, attempt: int, before_fail: BeforeFail
+        self,
+        delivery: Delivery[Arrival],
+        error: Exception,
+        number: int,
+        before_fail: BeforeFail,
+        attempt: Attempt | None,
     ) -> Outcome[Any]:
         """Claim the key, write the dead letter, then set the record to `failed`."""
 
         async def with_attempt(each: Delivery[Arrival], why: BaseException, granted: Granted) -> None:
-            await before_fail(each, why, replace(granted, attempt=attempt))
+            await before_fail(each, why, replace(granted, attempt=number))
 
-        outcome = await deliver.fail_delivery(self._once, delivery, error, with_attempt)
+        owner = None if attempt is None or attempt.claim is None else attempt.claim.owner
+        outcome = await deliver.fail_delivery(self._once, delivery, error, with_attempt, owner)
         if not isinstance(outcome, Errored | Unavailable):
             self._tally.forget(delivery.key)
         return outcome

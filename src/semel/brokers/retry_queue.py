@@ -4,13 +4,17 @@ import heapq
 import logging
 from collections import OrderedDict
 from itertools import count
+from traceback import format_exception
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 from semel.brokers.source import DeadLetterInfo
+from semel.core.error_info import redacted
 from semel.observe.formatting import plural
 from semel.observe.limited_log import RateLimit
+from semel.policy import Policy
+from semel.types import escape_controls
 
 __all__ = ["FailureCounts", "FailureLog", "RetryQueue", "RunnerCounters", "RunnerLimits"]
 
@@ -136,14 +140,22 @@ class FailureLog:
         self._failures = RateLimit()
         self._letters = RateLimit()
 
-    def log_failure(self, key: str, attempt: int, retry_after_s: float, error: BaseException) -> None:
-        """Log a failed attempt; the message will be retried."""
+    def log_failure(
+        self, key: str, attempt: int, retry_after_s: float, error: BaseException, policy: Policy | None = None
+    ) -> None:
+        """Log a failed attempt; the message will be retried. A policy that redacts errors redacts this one too."""
         left_out = self._failures.take()
-        if left_out is not None:
-            _log.warning(
-                "%s: the handler failed for key %r, attempt %d; again in %.1f s%s",
-                self._source, key, attempt, retry_after_s, _more(left_out), exc_info=error,
-            )  # fmt: skip
+        if left_out is None:
+            return
+        if policy is not None and policy.redact_error is not None:
+            info = redacted(error, policy)
+            said = f": {_one_line(f'{info.kind}: {info.message}')}{_more(left_out)}"
+        else:  # not as `exc_info`: a formatter would write control characters of the message as they are
+            said = f"{_more(left_out)}\n{escape_controls(''.join(format_exception(error)).rstrip())}"
+        _log.warning(
+            "%s: the handler failed for key %r, attempt %d; again in %.1f s%s",
+            self._source, key, attempt, retry_after_s, said,
+        )  # fmt: skip
 
     def log_dead_letter(self, letter: DeadLetterInfo) -> None:
         """Log a dead letter."""
@@ -153,8 +165,12 @@ class FailureLog:
                 "%s: key %r went to the dead letters: %s%s%s%s",
                 self._source, letter.key, letter.reason,
                 f" after {plural(letter.attempts, 'attempt')}" if letter.attempts else "",
-                f": {letter.error}" if letter.error else "", _more(left_out),
+                f": {_one_line(letter.error)}" if letter.error else "", _more(left_out),
             )  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
 
 
 def _more(left_out: int) -> str:

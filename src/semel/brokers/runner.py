@@ -344,19 +344,19 @@ class Runner:
             return
         self.counts.errors += 1
         assert held.delivery is not None
-        if held.route is not None and held.route.once.mode == "mark":
+        assert held.route is not None
+        policy = held.route.once.policy
+        if held.route.once.mode == "mark":
             self._start_dead_letter(held, "failed", error)
             return
         if not retry_after_s:  # a released record would have a delay
-            assert held.route is not None
-            policy = held.route.once.policy
             attempt = self._tally.count_failure(held.delivery.key, held.arrival.deliveries)
             if attempt >= policy.max_attempts:
                 self._tally.forget(held.delivery.key)
                 self._start_dead_letter(held, "failed", error)
                 return
             retry_after_s = retry_later(policy, attempt).delay_s
-        self._failure_log.log_failure(held.delivery.key, attempt, retry_after_s, error)
+        self._failure_log.log_failure(held.delivery.key, attempt, retry_after_s, error, policy)
         self._retry(held, retry_after_s)
 
     def _outage_s(self, error: object) -> float:
@@ -423,6 +423,7 @@ class Runner:
             "" if once is None else once.consumer,
             delivery.key,
             error,
+            None if once is None else once.policy,
             fence=granted.fence,
             attempts=granted.attempt,
         )
@@ -433,7 +434,8 @@ class Runner:
         consumer = "" if held.route is None else held.route.once.consumer
         key = "" if held.delivery is None else held.delivery.key
         held.running = True
-        self._spawn(self._dead_letter(held, letter_for(reason, consumer, key, error)))
+        policy = None if held.route is None else held.route.once.policy
+        self._spawn(self._dead_letter(held, letter_for(reason, consumer, key, error, policy)))
 
     async def _dead_letter(self, held: HeldDelivery, letter: DeadLetterInfo) -> None:
         try:

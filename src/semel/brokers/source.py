@@ -62,6 +62,10 @@ class DeadLetterInfo(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     error: str = ""
     stack: str = ""
+    worker: str = ""
+    """The process whose attempt was the last one: host, process id and a random id."""
+    at: str = ""
+    """When it was given up, by that process's clock: ISO 8601."""
     body_at: str = ""
     """Where the body is (topic, partition and offset; queue and id), if it was too large to be copied."""
 

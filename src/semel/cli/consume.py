@@ -13,6 +13,7 @@ import semel
 from semel.cli.options import (
     ConsumerOption,
     DrainOption,
+    ErrorsOption,
     LeaseOption,
     ModeOption,
     RetryDelayOption,
@@ -33,6 +34,7 @@ from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, StoreError
 from semel.observe.formatting import plural, redact
 from semel.observe.probes import window_warnings
+from semel.runtime.error_settings import read_error_settings
 
 if TYPE_CHECKING:
     from semel.brokers import Runner, RunnerLimits
@@ -141,6 +143,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     batch: BatchOption = 200,
     max_attempts: AttemptsOption = 10,
     retry_delay: RetryDelayOption = "1s",
+    errors: ErrorsOption = "keep",
     drain: DrainOption = "30s",
     order: OrderOption = False,  # noqa: FBT002 - a switch
     refuse_no_key: RefuseOption = False,  # noqa: FBT002 - a switch
@@ -164,7 +167,11 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise CommandExit(
             "name the source with --from, such as redis://localhost/0?stream=orders&group=billing", USAGE
         )
-    policy = semel.Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
+    policy = semel.Policy(
+        max_attempts=max_attempts,
+        retry_delay_s=parse_duration_us(retry_delay) / 1e6,
+        **read_error_settings(errors),
+    )
     pace = RunnerLimits(
         batch=batch,
         concurrency=concurrency,

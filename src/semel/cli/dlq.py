@@ -176,6 +176,8 @@ def _document(dead: "DeadLetter") -> dict[str, Any]:
         "attempts": letter.attempts,
         "fence": letter.fence,
         "error": letter.error,
+        "worker": letter.worker,
+        "at": letter.at,
     }
 
 

@@ -12,6 +12,7 @@ import semel
 from semel.cli.options import (
     ConsumerOption,
     DrainOption,
+    ErrorsOption,
     LeaseOption,
     RetryDelayOption,
     StoreOption,
@@ -26,6 +27,7 @@ from semel.cli.options import (
 )
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
 from semel.observe.formatting import plural, redact
+from semel.runtime.error_settings import read_error_settings
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
@@ -100,6 +102,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     concurrency: ConcurrencyOption = 10,
     max_attempts: AttemptsOption = 10,
     retry_delay: RetryDelayOption = "1s",
+    errors: ErrorsOption = "keep",
     drain: DrainOption = "30s",
     dead: DeadOption = None,
     header_file: HeaderOption = None,
@@ -116,7 +119,11 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     table = None if persist is None else EventTable(persist, columns=columns_of(columns))
     process = _process(handler, table)
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
-    policy = semel.Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
+    policy = semel.Policy(
+        max_attempts=max_attempts,
+        retry_delay_s=parse_duration_us(retry_delay) / 1e6,
+        **read_error_settings(errors),
+    )
     pace = IntakeLimits(
         concurrency=concurrency,
         pending_max=max(1000, concurrency),

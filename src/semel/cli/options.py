@@ -18,6 +18,7 @@ __all__ = [
     "ConsumerOption",
     "DrainOption",
     "DryRunOption",
+    "ErrorsOption",
     "Globals",
     "JsonOption",
     "LeaseOption",
@@ -136,6 +137,15 @@ RetryDelayOption = Annotated[
     str,
     typer.Option(
         "--retry-delay", metavar="DURATION", help="The wait before the second attempt; it doubles each time."
+    ),
+]
+ErrorsOption = Annotated[
+    str,
+    typer.Option(
+        "--errors",
+        metavar="keep|none|MODULE:FUNCTION",
+        callback=text,
+        help="What records keep of the errors of attempts: all, none, or what this function leaves.",
     ),
 ]
 DrainOption = Annotated[

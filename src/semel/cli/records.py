@@ -115,7 +115,7 @@ def list_records(
     """List records, of all consumers unless one is named.
 
     On a terminal, a claimed record is shown as running, released or over. Piped, each record is a line: key, consumer,
-    state, attempt, first seen, age, expires in, tenant.
+    state, attempt, first seen, age, expires in, tenant, last error.
     """
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
     seen_before = None if older_than is None else formatting.now_us() - older_than

@@ -62,6 +62,15 @@ CertKey = Annotated[str | None, _option("tls-key", "FILE", "Its key, in PEM.")]
 Handler = Annotated[
     str | None, _option("handler", "MODULE:FUNCTION", "The function to call with each event of /v1/events.")
 ]
+Errors = Annotated[
+    str | None,
+    _option(
+        "errors",
+        "keep|none|MODULE:FUNCTION",
+        "What records keep of the errors of events: all, none, or what this function leaves.",
+        "keep",
+    ),
+]
 Sink = Annotated[
     str | None, _option("sink", "URL", "The sink for each event of /v1/events, as for relay --to.")
 ]
@@ -227,6 +236,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     tls_cert: Cert = None,
     tls_key: CertKey = None,
     handler: Handler = None,
+    errors: Errors = None,
     sink: Sink = None,
     persist: Persist = None,
     events_consumer: EventsConsumer = None,
@@ -282,6 +292,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         events_lease=said.events_lease,
         events_table=said.events_table,
         events_columns=said.events_columns,
+        errors=said.errors,
         handler=said.handler,
         sink=said.sink,
         persist=said.persist,

@@ -156,6 +156,7 @@ class ServeOptions(Sourced):
     tls_cert: str = ""
     tls_key: str = ""
     handler: str = ""
+    errors: str = "keep"
     sink: str = ""
     persist: str = ""
     events_consumer: str = "events"

@@ -324,10 +324,17 @@ class Client:
             for claim, error in zip(claims, errors, strict=True)
         ]
 
-    def _releases(self, claims: Sequence[Claimed], delay_s: float, *, count_attempt: bool) -> list[Settle]:
+    def _releases(
+        self,
+        claims: Sequence[Claimed],
+        delay_s: float,
+        errors: Sequence[BaseException | str | None] | None,
+        *,
+        count_attempt: bool,
+    ) -> list[Settle]:
         return [
-            self._plan.release(claim.claim, claim.granted, delay_s, count_attempt=count_attempt)
-            for claim in claims
+            self._plan.release(claim.claim, claim.granted, delay_s, count_attempt=count_attempt, error=error)
+            for claim, error in zip(claims, errors or [None] * len(claims), strict=True)
         ]
 
     def _renewals(self, claims: Sequence[Claimed]) -> list[Renew]:

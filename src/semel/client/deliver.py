@@ -19,6 +19,7 @@ from semel.core.commands import Granted, Invoke, Item, Ran
 from semel.core.settlement import Task
 from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.generators import adrive
+from semel.runtime.process import worker_name
 from semel.runtime.reporter import Reporter
 from semel.runtime.scheduler import adrive_many, copies
 from semel.types import Delivery, Failed, Outcome
@@ -110,10 +111,19 @@ async def deliver_one(
 
 
 async def fail_delivery(
-    once: AsyncSemel, delivery: Delivery[T], error: Exception, before_fail: BeforeFail[T]
+    once: AsyncSemel,
+    delivery: Delivery[T],
+    error: Exception,
+    before_fail: BeforeFail[T],
+    owner: bytes | None = None,
 ) -> Outcome[Any]:
-    """Record a delivery as failed whose handler ran in a transaction: claim it, await `before_fail`, fail it."""
+    """Record a delivery as failed whose handler ran in a transaction: claim it, await `before_fail`, fail it.
+
+    `owner`: of the claim that recorded the attempt before it ran; taken over by another owner it would count as dead.
+    """
     claim = once._plan.claim_for_delivery(await once._connect(), delivery)
+    if owner is not None:
+        claim = replace(claim, owner=owner)
     before = partial(before_fail, delivery)
     if claim.window_us == OFF:
         await before(error, Granted(fence=0, attempt=1, lease_until_us=0, first_seen_us=0))
@@ -125,7 +135,8 @@ async def fail_delivery(
     policy = replace(once.policy, permanent=(Exception,), max_attempts=ATTEMPTS_LIMIT)
     executor = once._executor()
     try:
-        return await adrive(flows.once(Task(claim, fail, policy, before_fail=before)), executor)
+        task = Task(claim, fail, policy, before_fail=before, worker=worker_name)
+        return await adrive(flows.once(task), executor)
     finally:
         executor.abandon((claim.owner,))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from semel.codec import decode, encode, encode_error, encode_reason
+from semel.codec import decode, encode, encode_reason
 from semel.core import flows
 from semel.core.commands import (
     Claim,
@@ -27,17 +27,18 @@ from semel.core.commands import (
     Scan,
     Settle,
 )
+from semel.core.error_info import describe, encode_failure
 from semel.core.ids import check_kind, time_in
 from semel.core.ids import fingerprint as fingerprint_of
-from semel.core.settlement import Settlement, Task, settlement_for
+from semel.core.settlement import NotStarted, Settlement, Task, settlement_for
 from semel.errors import ModeMismatch, PolicyInvalid, StoreUncertain, UsageError, ValueInvalid
 from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
 from semel.runtime.handlers import return_type
-from semel.runtime.process import inspect, new_owner
-from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
+from semel.runtime.process import inspect, new_owner, worker_name
+from semel.types import Delivery, ErrorInfo, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
 __all__ = ["ClientTask", "ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
@@ -266,15 +267,38 @@ class ItemBuilder:
 
     def failure(self, claim: Claim, granted: Granted, error: BaseException | str) -> Settle:
         """Build the settle to `failed`, with the stored part of the error."""
-        error = RuntimeError(error) if isinstance(error, str) else error
-        return self.settle(claim, granted, "failed", encode_error(error))
+        error = _as_error(error)
+        return self.settle(
+            claim, granted, "failed", encode_failure(error, self.policy), error=self.describe(error)
+        )
 
-    def release(self, claim: Claim, granted: Granted, delay_s: float, *, count_attempt: bool) -> Settle:
+    def describe(self, error: BaseException | str | None) -> ErrorInfo | None:
+        """Return what the record keeps of an attempt's error."""
+        if error is None or isinstance(error, NotStarted):
+            return None
+        return describe(_as_error(error), self.policy, worker_name)
+
+    def release(
+        self,
+        claim: Claim,
+        granted: Granted,
+        delay_s: float,
+        *,
+        count_attempt: bool,
+        error: BaseException | str | None = None,
+    ) -> Settle:
         """Build the settle that releases a claim; the key can be claimed again after the delay."""
         delay_us = duration_us(delay_s)
         if delay_us > LEASE_MAX_S * 1e6:
             raise PolicyInvalid(f"delay_s is {delay_s}; it must lie between 0 and {LEASE_MAX_S:g}")
-        return self.settle(claim, granted, "released", delay_us=delay_us, count_attempt=count_attempt)
+        return self.settle(
+            claim,
+            granted,
+            "released",
+            delay_us=delay_us,
+            count_attempt=count_attempt,
+            error=self.describe(error),
+        )
 
     def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settlement:
         """Build the settlement of a claim at the end of its `with` block."""
@@ -323,7 +347,7 @@ class ItemBuilder:
                 windows, key, fingerprint, sliding_us, event_type, event_time_us, None, meta, lateness_us
             )
         flow = self._flow if claim.window_us != OFF else flows.run_unrecorded
-        return ClientTask(claim, call, self.policy, returns, None, handler, None, flow)
+        return ClientTask(claim, call, self.policy, returns, None, worker_name, handler, None, flow)
 
     def delivery_task(
         self,
@@ -343,7 +367,7 @@ class ItemBuilder:
         flow = self._flow if claim.window_us != OFF else flows.run_unrecorded
         call = partial(handler, delivery.body)
         return ClientTask(
-            claim, call, self.policy, return_type(handler), before_fail, handler, delivery, flow
+            claim, call, self.policy, return_type(handler), before_fail, worker_name, handler, delivery, flow
         )
 
     def _flow_of_mode(self) -> Callable[[Task], Flow[Outcome[Any]]]:
@@ -388,7 +412,8 @@ class ItemBuilder:
         def task(record: Record) -> ClientTask:
             claim = self.claim(stored, record.key, event_type=record.event_type)
             payload = None if record.journal is None else decode(record.journal)
-            return ClientTask(claim, partial(handler, payload), policy, return_type(handler), handler=handler)
+            call = partial(handler, payload)
+            return ClientTask(claim, call, policy, return_type(handler), None, worker_name, handler)
 
         return task
 
@@ -434,6 +459,10 @@ def _encode_meta(meta: Mapping[str, str]) -> bytes:
     if len(encoded) > META_BYTES_MAX:
         raise UsageError(f"metadata takes {len(encoded)} bytes, more than {META_BYTES_MAX}; keep less of it")
     return encoded
+
+
+def _as_error(error: BaseException | str) -> BaseException:
+    return RuntimeError(error) if isinstance(error, str) else error
 
 
 def _nothing() -> None:

@@ -305,10 +305,16 @@ class Verbs(Client, ABC):
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     def release(
-        self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
+        self,
+        claim: Claimed,
+        *,
+        delay_s: float = 0.0,
+        count_attempt: bool = True,
+        error: BaseException | str | None = None,
     ) -> Completed | Lost[Any]:
-        """Release the claim; the key can be claimed again after `delay_s`."""
-        verdict = self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt)[0]
+        """Release the claim; the key can be claimed again after `delay_s`. `error`: why, kept for operators."""
+        released = self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt, errors=[error])
+        verdict = released[0]
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
@@ -331,10 +337,15 @@ class Verbs(Client, ABC):
         return self._end(claims, self._failures(claims, errors))
 
     def release_many(
-        self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
+        self,
+        claims: Sequence[Claimed],
+        *,
+        delay_s: float = 0.0,
+        count_attempt: bool = True,
+        errors: Sequence[BaseException | str | None] | None = None,
     ) -> list[SettleAnswer]:
         """Release all of them in one round trip per 500."""
-        return self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
+        return self._end(claims, self._releases(claims, delay_s, errors, count_attempt=count_attempt))
 
     def renew_many(self, claims: Sequence[Claimed]) -> list[Renewed | Lost[Any] | Unavailable]:
         """Renew all of them in one round trip per 500."""
@@ -360,6 +371,7 @@ class Verbs(Client, ABC):
     def _settle(self, claim: Claimed, error: BaseException | None) -> None:
         claim.settled = True
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
-        answer = drive(flows.settle(claim.claim, claim.granted, verdict), self._executor())
+        kept = self._plan.describe(error)
+        answer = drive(flows.settle(claim.claim, claim.granted, verdict, kept), self._executor())
         self._report_left(claim, verdict.to, answer)
         self._check_exit(claim, error, answer)

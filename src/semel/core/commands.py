@@ -15,6 +15,7 @@ from semel.types import (
     Absent,
     Busy,
     Completed,
+    ErrorInfo,
     Forgotten,
     Id,
     Inquiry,
@@ -138,6 +139,8 @@ class Claim(Command[ClaimAnswer], frozen=True, gc=False, tag="claim"):
     apart_us: int = 0
     """Not 0: equal keys whose event times lie this far apart are different events. The record is then remembered
     for `window_us` from the event's own time, and what is older than `window_us - apart_us` is late."""
+    error: ErrorInfo | None = None
+    """For a claim without an owner, which counts an attempt that has failed: its error."""
 
 
 class Renew(Command[RenewAnswer], frozen=True, gc=False, tag="renew"):
@@ -166,6 +169,8 @@ class Settle(Command[SettleAnswer], frozen=True, gc=False, tag="settle"):
     count_attempt: bool = True
     event_time_us: int | None = None
     """The start of the window, if event times decide."""
+    error: ErrorInfo | None = None
+    """What the record keeps of the attempt's error."""
 
 
 class Mark(Command[Marked | Unavailable], frozen=True, gc=False, tag="mark"):

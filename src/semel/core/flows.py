@@ -46,6 +46,7 @@ from semel.core.settlement import (
     fail_if_last_attempt,
     inquiry,
     is_interrupted,
+    kept_error,
     outcome_of,
     outcome_without_claim,
     plain,
@@ -60,6 +61,7 @@ from semel.types import (
     Completed,
     Done,
     Errored,
+    ErrorInfo,
     Happened,
     Outcome,
     Record,
@@ -91,10 +93,11 @@ def once(task: Task) -> Flow[Outcome[Any]]:
         ran = Raised(attempts_exhausted(None, answer.attempt, task.policy.max_attempts))
     if ran is None:
         ran = yield Invoke(task.call, task.claim, answer)
-    verdict = settlement_for(ran, task, answer.attempt)
+    verdict, error = settlement_for(ran, task, answer.attempt), None
     if type(ran) is not Returned:
         ran, verdict = yield from before_settling_error(task, answer, ran, verdict)
-    settled = yield from settle(task.claim, answer, verdict)
+        error = kept_error(ran, task)
+    settled = yield from settle(task.claim, answer, verdict, error)
     return outcome_of(ran, verdict, settled, answer.attempt)
 
 
@@ -228,7 +231,9 @@ def retry_while_unavailable(claim: Claim, wait_s: float, answer: ClaimAnswer) ->
     return answer
 
 
-def settle(claim: Claim, granted: Granted, verdict: Settlement) -> Flow[SettleAnswer]:
+def settle(
+    claim: Claim, granted: Granted, verdict: Settlement, error: ErrorInfo | None = None
+) -> Flow[SettleAnswer]:
     """Settle the claim; retries until its deadline, because an effect must not go unrecorded."""
     item = Settle(
         claim.id,
@@ -242,6 +247,7 @@ def settle(claim: Claim, granted: Granted, verdict: Settlement) -> Flow[SettleAn
         round(verdict.delay_s * 1e6) if verdict.delay_s else 0,
         verdict.count_attempt,
         claim.event_time_us if claim.apart_us else None,
+        error,
     )
     answer: SettleAnswer = yield item
     if type(answer) is Completed:
@@ -305,7 +311,8 @@ def run_observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[O
         duplicate(answer)
         return plain((yield from Invoke(task.call, task.claim)))
     ran = yield from Invoke(task.call, task.claim, answer)
-    yield from settle(task.claim, answer, settlement_for(ran, task, answer.attempt))
+    verdict = settlement_for(ran, task, answer.attempt)
+    yield from settle(task.claim, answer, verdict, kept_error(ran, task))
     return plain(ran)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "KINDS",
     "OWN",
     "TWITTER_EPOCH_MS",
+    "WORKER_ID_BYTES",
     "TimeOf",
     "check_kind",
     "digest",
@@ -27,10 +28,13 @@ __all__ = [
     "scope",
     "time_in",
     "time_reader",
+    "worker_id",
 ]
 
 DIGEST_BYTES = 16
 FINGERPRINT_VERSION = b"\x01"
+WORKER_ID_BYTES = 4
+"""The owners of one process begin with the same bytes: they identify the worker after its death."""
 OWN = "semel."
 """The prefix of tenants and consumers for semel's own records."""
 
@@ -38,6 +42,11 @@ OWN = "semel."
 def is_own(tenant: str, consumer: str) -> bool:
     """Whether the records there are semel's own: tokens, figures, audit, progress. Lists leave them out by default."""
     return tenant.startswith(OWN) or consumer.startswith(OWN)
+
+
+def worker_id(owner: bytes) -> str:
+    """Return the id of the worker that made the owner; the names of workers end with it."""
+    return owner[:WORKER_ID_BYTES].hex()
 
 
 @lru_cache(maxsize=1024)

@@ -22,12 +22,16 @@ from semel.core.commands import (
     Scan,
     Settle,
 )
+from semel.core.ids import worker_id
 from semel.errors import RecordCorrupt
 from semel.types import (
+    ERRORS_MAX,
     FOREVER,
     Absent,
+    AttemptError,
     Busy,
     Completed,
+    ErrorInfo,
     Forgotten,
     Id,
     Late,
@@ -49,6 +53,10 @@ AHEAD_US = 5 * 60 * 1_000_000
 
 NOBODY = b""
 """The owner of a released or forgotten record; no claim call has it."""
+
+LEASE_ENDED = "lease ended"
+"""The kind of a kept error that no attempt has reported: its lease ended."""
+LEASE_ENDED_MESSAGE = "the worker died, hung or was cut off: its lease ended before it settled"
 
 Decision = tuple[Any, Record | None]
 """The answer, and the record to write (`None`: nothing changes)."""
@@ -72,13 +80,33 @@ def standing(record: Record | None, now: int) -> Record | None:
     if record.lease_until_us > now:
         return record
     if record.quarantine and record.owner:
-        return replace(record, state="unknown", settled_at_us=record.lease_until_us, expires_at_us=FOREVER)
+        return replace(
+            record,
+            state="unknown",
+            settled_at_us=record.lease_until_us,
+            expires_at_us=FOREVER,
+            errors=_with_lease_end(record),
+        )
     return record if record.expires_at_us > now else None
 
 
 def differs(mine: bytes | None, stored: bytes | None) -> bool:
     """Whether two fingerprints mean different payloads. The first byte is their version."""
     return bool(mine) and bool(stored) and mine[0] == stored[0] and mine != stored  # type: ignore[index]
+
+
+def _with_error(
+    errors: tuple[AttemptError, ...], attempt: int, error: ErrorInfo, at: int
+) -> tuple[AttemptError, ...]:
+    """Return the errors with that of one more attempt, without the oldest if there are too many."""
+    added = AttemptError(attempt, error.kind, error.message, error.traceback, error.worker, at)
+    return (*errors, added)[-ERRORS_MAX:]
+
+
+def _with_lease_end(record: Record) -> tuple[AttemptError, ...]:
+    """Return the errors with that of an attempt whose lease ended. Of its worker only the id is known."""
+    error = ErrorInfo(LEASE_ENDED, LEASE_ENDED_MESSAGE, worker=worker_id(record.owner))
+    return _with_error(record.errors, record.attempt, error, record.lease_until_us)
 
 
 # Each rule gets the record as it stands and, last, as it is stored: the fence goes on even from an expired one.
@@ -191,6 +219,13 @@ def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision
         anchor is not None
     ):  # apart from the others: a struct made with more than 15 keywords takes four times as long
         record = replace(record, sliding=True, anchor_us=anchor, horizon_us=horizon)
+    errors = () if orphan is None else orphan.errors
+    if orphan is not None and orphan.owner not in (NOBODY, item.owner):
+        errors = _with_lease_end(orphan)
+    if item.error is not None:
+        errors = _with_error(errors, record.attempt, item.error, now)
+    if errors:  # nearly all have none, and need no other struct
+        record = replace(record, errors=errors)
     return _to_granted(record), record
 
 
@@ -225,6 +260,9 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
         return Lost(), None
     if record.state == item.to:
         return Completed(already=True, at_us=record.settled_at_us), None
+    errors = record.errors
+    if item.error is not None:
+        errors = _with_error(errors, record.attempt, item.error, now)
     if item.to in ("done", "failed"):
         if record.state not in ("claimed", "unknown"):
             return Lost(), None
@@ -238,13 +276,19 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
                 else record.first_seen_us + item.window_us
             )
         return Completed(at_us=now), replace(
-            record, state=item.to, value=item.value, settled_at_us=now, expires_at_us=expires_at, journal=None
+            record,
+            state=item.to,
+            value=item.value,
+            settled_at_us=now,
+            expires_at_us=expires_at,
+            journal=None,
+            errors=errors,
         )
     if record.state != "claimed":
         return Lost(), None
     if item.to == "unknown":
         return Completed(at_us=now), replace(
-            record, state="unknown", settled_at_us=now, expires_at_us=FOREVER
+            record, state="unknown", settled_at_us=now, expires_at_us=FOREVER, errors=errors
         )
     lease_until = now + item.delay_us
     return Completed(at_us=now), replace(
@@ -253,6 +297,7 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
         lease_until_us=lease_until,
         expires_at_us=_renew_expiry(record, lease_until),
         attempt=record.attempt if item.count_attempt else record.attempt - 1,
+        errors=errors,
     )
 
 
@@ -264,7 +309,7 @@ def _recreate(item: Settle, now: int) -> Decision:
         expires_at = item.fence + item.window_us + (0 if item.sliding else item.lease_us)
     if expires_at <= now:
         return Completed(recreated=True, at_us=now), None
-    return Completed(recreated=True, at_us=now), Record(
+    record = Record(
         id=item.id,
         state="failed" if item.to == "failed" else "done",
         owner=item.owner,
@@ -279,6 +324,9 @@ def _recreate(item: Settle, now: int) -> Decision:
         anchor_us=item.event_time_us,
         horizon_us=0 if item.event_time_us is None else expires_at,
     )
+    if item.error is not None:
+        record = replace(record, errors=_with_error((), 1, item.error, now))
+    return Completed(recreated=True, at_us=now), record
 
 
 def _lookup(record: Record | None, _item: Lookup, _now: int, _stored: Record | None) -> Decision:

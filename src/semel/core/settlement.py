@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.codec import decode, decode_error, encode, encode_error, encode_reason, reason_in
+from semel.codec import decode, decode_error, encode, encode_reason, reason_in
 from semel.core.backoff import backoff_s
 from semel.core.commands import Claim, Granted, Known, Raised, Ran, Returned
+from semel.core.error_info import describe, encode_failure
 from semel.core.ids import idempotency_key
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
 from semel.policy import Policy
@@ -18,6 +19,7 @@ from semel.types import (
     DidNotHappen,
     Done,
     Errored,
+    ErrorInfo,
     Failed,
     Happened,
     Inquiry,
@@ -49,6 +51,8 @@ class Task(Struct, frozen=True):
     """The handler's return annotation, for values that are objects."""
     before_fail: Callable[[BaseException, Granted], Any] | None = None
     """Called before the record becomes `failed`; if it raises, the claim is released instead."""
+    worker: Callable[[], str] = str
+    """Returns the name of the process, for kept errors."""
 
 
 class Settlement(Struct, frozen=True, gc=False):
@@ -90,7 +94,7 @@ def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
             return Settlement("done", encode_reason(error), reason=str(error))
         return Settlement("done", kept)
     if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)) and not ran.lost:
-        return Settlement("failed", encode_error(ran.error))
+        return Settlement("failed", encode_failure(ran.error, policy))
     if task.claim.quarantine and not isinstance(ran.error, NotApplied):
         return Settlement("unknown")
     if ran.interrupted or isinstance(ran.error, NotStarted):
@@ -98,6 +102,13 @@ def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
         started = not isinstance(ran.error, NotApplied)
         return Settlement("released", count_attempt=started and policy.probe is not None)
     return retry_later(policy, attempt)
+
+
+def kept_error(ran: Ran, task: Task) -> ErrorInfo | None:
+    """Return what the record keeps of the attempt's error. An attempt that did not start has none."""
+    if isinstance(ran, Returned) or isinstance(ran.error, NotStarted):
+        return None
+    return describe(ran.error, task.policy, task.worker)
 
 
 def attempts_exhausted(error: BaseException | None, attempt: int, limit: int) -> AttemptsExhausted:

@@ -137,6 +137,7 @@ class SqliteInboxStatements(InboxStatements):
                 first_seen_us=now if orphan is None else orphan.first_seen_us,
                 settled_at_us=now,
                 event_type=event_type,
+                errors=() if orphan is None else orphan.errors,
             )
         )
 

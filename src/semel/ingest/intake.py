@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.backoff import backoff_s
+from semel.core.error_info import handlers_error, redacted
 from semel.core.settlement import attempts_exhausted
 from semel.errors import NotApplied, PolicyInvalid, RecordCorrupt, StoreError, StoreUnavailable, UsageError
 from semel.observe.limited_log import LimitedLog
@@ -342,18 +343,28 @@ class Intake:
             )
             raise
 
+    def _error_text(self, error: BaseException) -> str:
+        """Return an error for the log, redacted as its record is."""
+        policy = self._once.policy
+        if policy.redact_error is None:
+            return repr(error)
+        info = redacted(handlers_error(error), policy)
+        return ascii(f"{info.kind}: {info.message}")
+
     def _note(self, key: str, outcome: Outcome[Any], *, ran: bool) -> None:
         """Log the outcome, and schedule a sweep for a retry."""
         match outcome:
             case Errored(error, attempt, retry_after_s) if isinstance(error, Exception):
                 _log.warning(
-                    "attempt %d at event %r failed, the next in %g s: %r", attempt, key, retry_after_s, error
-                )
+                    "attempt %d at event %r failed, the next in %g s: %s",
+                    attempt, key, retry_after_s, self._error_text(error),
+                )  # fmt: skip
                 asyncio.get_running_loop().call_later(retry_after_s, self._look.set)
             case Failed(error, replayed=False):
-                _log.error("event %r is given up: %r", key, error)
+                _log.error("event %r is given up: %s", key, self._error_text(error))
             case Unknown(_, error) if error is not None:
-                _log.error("event %r waits for a decision (semel resolve, semel forget): %r", key, error)
+                said = self._error_text(error)
+                _log.error("event %r waits for a decision (semel resolve, semel forget): %s", key, said)
             case Lost() if ran:
                 _log.warning("another instance took event %r over", key)
             case Done(recorded=False):

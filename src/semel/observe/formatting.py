@@ -11,7 +11,7 @@ from semel.codec import decode, decode_error, reason_in
 from semel.errors import RecordCorrupt
 from semel.observe.packed_limits import check_packed
 from semel.runtime.audit import is_damaged
-from semel.types import FOREVER, Record
+from semel.types import FOREVER, AttemptError, Record
 from semel.windows import exact_text
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "duration_text",
     "error_of",
     "exact_text",
+    "last_error",
     "lines",
     "local_time",
     "now_us",
@@ -31,7 +32,7 @@ __all__ = [
     "summary",
 ]
 
-SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIRES", "TENANT")
+SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIRES", "TENANT", "LAST ERROR")
 _PASSWORD = re.compile(r"(://[^\s/@:?#'\"]*:)(?:(?!://)[^\s'\"?#])*@")
 """Matches up to the last `@` before a query, because passwords may contain unescaped `@` and `/`."""
 _SECRET_OPTION = re.compile(
@@ -42,6 +43,8 @@ _SECRET_OPTION = re.compile(
 _UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
 TEXT_CHARS_MAX = 2000
 """A longer value is cut on the screen; `--json` has all of it."""
+SHORT_CHARS_MAX = 80
+"""The length of an error in a list."""
 
 
 def redact(text: str) -> str:
@@ -146,7 +149,35 @@ def summary(record: Record, now: int) -> dict[str, Any]:
         "settled_at": _instant(record.settled_at_us),
         "lease_until": _instant(record.lease_until_us) if record.state == "claimed" else None,
         "expires_at": None if record.expires_at_us == FOREVER else _instant(record.expires_at_us),
+        "last_error": last_error(record) or None,
     }
+
+
+def last_error(record: Record) -> str:
+    """Return the last kept error on one short line; empty if there is none."""
+    if not record.errors:
+        return ""
+    error = record.errors[-1]
+    text = " ".join(f"{error.kind.removeprefix('builtins.')}: {error.message}".split())
+    return text if len(text) <= SHORT_CHARS_MAX else text[: SHORT_CHARS_MAX - 1] + "…"
+
+
+def _error_document(error: AttemptError) -> dict[str, Any]:
+    return {
+        "attempt": error.attempt,
+        "kind": error.kind,
+        "message": error.message,
+        "traceback": error.traceback,
+        "worker": error.worker,
+        "at": _instant(error.at_us),
+    }
+
+
+def _error_text(error: AttemptError, now: int) -> str:
+    """Return a kept error for the screen: what it was, when and where, and the places in the code."""
+    where = f", worker {error.worker}" if error.worker else ""
+    told = [f"{error.kind}: {error.message}", _moment(error.at_us, now) + where, error.traceback]
+    return "\n".join(text for text in told if text)
 
 
 def document(record: Record, now: int) -> dict[str, Any]:
@@ -161,6 +192,7 @@ def document(record: Record, now: int) -> dict[str, Any]:
         "value": value,
         "value_form": form,
         "error": shown.get("error"),
+        "errors": [_error_document(each) for each in record.errors],
         "owner": record.owner.hex() or None,
         "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
         "quarantine": record.quarantine,
@@ -187,17 +219,23 @@ def row(record: Record, now: int) -> tuple[str, ...]:
         duration_text(now - record.first_seen_us) if record.first_seen_us else "-",
         "never" if record.expires_at_us == FOREVER else duration_text(record.expires_at_us - now),
         record.tenant,
+        last_error(record),
     )
 
 
 def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
-    """Return one line of `list` on a terminal: the state in one word; if narrow, the age instead of both times."""
-    key, consumer, _, attempt, _, *rest = row(record, now)
+    """Return one line of `list` on a terminal: the state in one word.
+
+    If it is narrow, it has the age instead of both times, and of the error only its class.
+    """
+    key, consumer, _, attempt, _, *rest, error = row(record, now)
+    if error and not wide:
+        error = record.errors[-1].kind.rpartition(".")[2]
     seen = ""
     if wide and record.first_seen_us:
         seen = local_time(record.first_seen_us, "seconds")[:19].replace("T", " ")
     state = "damaged" if is_damaged(record) else claim_of(record, now) or record.state
-    return (key, consumer, state, attempt, seen, *rest)
+    return (key, consumer, state, attempt, seen, *rest, error)
 
 
 def lines(record: Record, now: int) -> list[tuple[str, str]]:
@@ -227,6 +265,7 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         shown.append(("error", f"{error['kind']}: {error['message']}"))
     elif record.state == "done":
         shown.append(("value", value_text(record.value)))
+    shown += [(f"error of {each.attempt}", _error_text(each, now)) for each in record.errors]
     shown += [(f"step {name}", value_text(kept)) for name, kept in record.steps]
     if record.journal is not None:
         shown.append(("journal", value_text(record.journal)))

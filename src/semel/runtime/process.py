@@ -1,4 +1,4 @@
-"""Reset locks, threads and random numbers in a forked child; import modules late; load objects by name."""
+"""Name this process, reset its locks, threads and random numbers in a forked child; import late; load by name."""
 
 import os
 import sys
@@ -7,12 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
+from semel.core.ids import WORKER_ID_BYTES
 from semel.errors import PolicyInvalid
 
-__all__ = ["asyncio", "futures", "inspect", "load_object", "logging", "new_owner", "restart_after_fork"]
+__all__ = [
+    "asyncio",
+    "futures",
+    "inspect",
+    "load_object",
+    "logging",
+    "new_owner",
+    "restart_after_fork",
+    "worker_name",
+]
 
 OWNER_BYTES = 16
-_POOL_BYTES = OWNER_BYTES * 256
+_RANDOM_BYTES = OWNER_BYTES - WORKER_ID_BYTES
+_POOL_BYTES = _RANDOM_BYTES * 256
+HOST_CHARS_MAX = 100
 
 
 class Restartable(Protocol):
@@ -32,9 +44,14 @@ def restart_after_fork(thing: Restartable) -> None:
 
 
 class _Owners:
-    """Owners of 128 random bits from the operating system, fetched 256 at a time: a system call costs half a claim."""
+    """Owners: the random id of this process, then 96 random bits of the operating system.
+
+    They are fetched 256 at a time: a system call costs half a claim.
+    """
 
     def __init__(self) -> None:
+        self.worker_id: bytes = os.urandom(WORKER_ID_BYTES)
+        self._name = ""
         self._pool: list[bytes] = []
 
     def __call__(self) -> bytes:
@@ -42,17 +59,32 @@ class _Owners:
             try:
                 return self._pool.pop()
             except IndexError:
-                drawn = os.urandom(_POOL_BYTES)
-                self._pool += [drawn[at : at + OWNER_BYTES] for at in range(0, _POOL_BYTES, OWNER_BYTES)]
+                drawn, mine = os.urandom(_POOL_BYTES), self.worker_id
+                self._pool += [
+                    mine + drawn[at : at + _RANDOM_BYTES] for at in range(0, _POOL_BYTES, _RANDOM_BYTES)
+                ]
+
+    def name(self) -> str:
+        """Return the name of this process as a worker."""
+        if not self._name:
+            import socket  # slow to import, and needed only for errors
+
+            host = socket.gethostname()[:HOST_CHARS_MAX]
+            self._name = f"{host}:{os.getpid()}:{self.worker_id.hex()}"
+        return self._name
 
     def after_fork(self) -> None:
-        """Drop the fetched owners: two processes must never share one."""
+        """Drop the fetched owners and the id: two processes must never share one."""
+        self.worker_id = os.urandom(WORKER_ID_BYTES)
+        self._name = ""
         self._pool = []
 
 
 _owners = _Owners()
 new_owner: Callable[[], bytes] = _owners.__call__
 """The random id of one claim call."""
+worker_name: Callable[[], str] = _owners.name
+"""The name of this process in kept errors: host, process id, and the id with which its owners begin."""
 
 
 def _after_fork() -> None:

@@ -29,6 +29,7 @@ from semel.observe.explain import of_store
 from semel.observe.limited_log import LimitedLog
 from semel.outbox.sinks import Sink, sink_for
 from semel.policy import Policy
+from semel.runtime.error_settings import read_error_settings
 from semel.runtime.process import load_object, new_owner
 from semel.runtime.tasks import end_tasks
 from semel.server.auth import Caller
@@ -78,6 +79,7 @@ class Events:
         settings = service.settings
         self._service = service
         self._identity = Identity(body=settings.events_key or DEFAULT_KEY)
+        self._errors = read_error_settings(service.settings.errors)
         self._threads = ThreadPoolExecutor(2 * CONCURRENCY, "semel-handler")  # threads start when needed
         self._sink: Sink | None = sink_for(settings.sink) if settings.sink else None
         handler: Handler | None = self._publish if self._sink is not None else None
@@ -213,7 +215,11 @@ class Events:
             window=WINDOW,
             lease=settings.events_lease,
             mode="lease",
-            policy=Policy(wait_s=0, value_bytes_max=settings.limits.value_bytes_max),
+            policy=Policy(
+                wait_s=0,
+                value_bytes_max=settings.limits.value_bytes_max,
+                **self._errors,
+            ),
         )
         return AsyncSemel(plan, self._service.runtime)
 

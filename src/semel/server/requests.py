@@ -138,11 +138,18 @@ class Completing(Struct, frozen=True, forbid_unknown_fields=True):
     """The value for every duplicate."""
 
 
+ErrorName = Annotated[str, Meta(max_length=256)]
+
+
 class Failing(Struct, frozen=True, forbid_unknown_fields=True):
     """The event failed and must not run again."""
 
     claim: Held
     error: Annotated[str, Meta(max_length=4096)] = "failed"
+    kind: ErrorName = ""
+    """The class of the error; empty: `reported`."""
+    traceback: Annotated[str, Meta(max_length=16384)] = ""
+    worker: ErrorName = ""
 
 
 class Releasing(Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,6 +158,11 @@ class Releasing(Struct, frozen=True, forbid_unknown_fields=True):
     claim: Held
     delay_s: Annotated[float, Meta(ge=0, le=43200)] = 0.0
     count_attempt: bool = True
+    error: Annotated[str, Meta(max_length=4096)] = ""
+    """Why it failed, kept in the record for operators; empty, and without a kind: no error is kept."""
+    kind: ErrorName = ""
+    traceback: Annotated[str, Meta(max_length=16384)] = ""
+    worker: ErrorName = ""
 
 
 class Renewing(Struct, frozen=True, forbid_unknown_fields=True):

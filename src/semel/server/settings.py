@@ -121,6 +121,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """The path of the id in an event's JSON; empty: CloudEvents, headers, and else the member `id`."""
     events_lease: str = "30s"
     """The lease of events: how soon another instance takes over after a crash."""
+    errors: str = "keep"
+    """What records keep of the errors of events: `keep`, `none`, or the `package.module:function` that redacts them."""
     handler: str = ""
     """`package.module:function`, called with each event."""
     sink: str = ""

@@ -166,7 +166,7 @@ def answer_bytes(answer: Answer) -> int:
     """Return the size of the stored values in an answer."""
     if isinstance(answer, Page):
         return sum(map(answer_bytes, answer.records))
-    size = 0
+    size = sum(len(each.message) + len(each.traceback) for each in getattr(answer, "errors", ()))
     for field in ("value", "journal", "meta"):
         size += len(getattr(answer, field, None) or b"")
     return size + sum(len(value or b"") for _, value in getattr(answer, "steps", ()) or ())

@@ -3,7 +3,7 @@
 import msgspec
 
 from semel.core.machine import RELEASED
-from semel.types import Record, State
+from semel.types import AttemptError, Record, State
 
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
 CODES: dict[State, int] = {state: code for code, state in enumerate(STATES)}
@@ -20,6 +20,7 @@ JOURNAL = 64
 STATE_MAX = STATE_MASK | QUARANTINE | SLIDING | EXTRAS | JOURNAL
 
 _steps_encoder = msgspec.msgpack.Encoder()
+_errors_decoder = msgspec.json.Decoder(tuple[AttemptError, ...])
 _steps_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, bytes | None], ...])
 
 
@@ -40,6 +41,16 @@ def flags_of(record: Record) -> int:
 def has_extras(record: Record) -> bool:
     """Whether part of the record is in another table: steps, metadata, or the time of the accepted event."""
     return bool(record.steps) or record.meta is not None or record.anchor_us is not None
+
+
+def pack_errors(errors: tuple[AttemptError, ...]) -> bytes | None:
+    """Encode the errors of a record as one column: a JSON array, that operators can read with SQL."""
+    return msgspec.json.encode(errors) if errors else None
+
+
+def unpack_errors(errors: bytes | str) -> tuple[AttemptError, ...]:
+    """Decode the errors."""
+    return _errors_decoder.decode(errors)
 
 
 def pack_steps(steps: tuple[tuple[str, bytes | None], ...]) -> bytes | None:

@@ -26,6 +26,7 @@ from semel.testing.contract import (
     claims,
     event_time,
     expiry,
+    kept_errors,
     marks,
     operators,
     payloads,
@@ -49,7 +50,7 @@ __all__ = [
     "scenarios",
 ]
 
-PARTS = (claims, settles, expiry, event_time, payloads, quarantine, marks, batches, operators)
+PARTS = (claims, settles, expiry, event_time, payloads, kept_errors, quarantine, marks, batches, operators)
 """The modules that hold the scenarios; importing them fills the table."""
 
 Colour: TypeAlias = Literal["sync", "async"]

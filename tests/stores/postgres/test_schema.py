@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from semel.core.commands import Claim, Granted, Scan, Settle
+from semel.core.commands import Claim, Granted, Lookup, Scan, Settle
+from semel.core.ids import digest
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres import PostgresStore, from_url, schema_sql
-from semel.stores.postgres.schema import VERSION, migrations, statements
+from semel.stores.postgres.schema import VERSION, migrations, outbox_channel_of, statements
+from semel.types import ErrorInfo
 from tests.services import postgres
 from tests.stores.postgres import places
 
@@ -45,6 +47,33 @@ def test_the_schema_is_the_sum_of_its_migrations(place: str, schema: str) -> Non
     assert shape(place, schema) == shape(place, by_hand)
     assert max(migrations()) == VERSION
     assert sorted(migrations()) == list(range(1, VERSION + 1))
+
+
+def test_a_database_of_an_older_version_keeps_its_records(place: str, schema: str) -> None:
+    older = "\n".join(
+        text.replace("{schema}", f'"{schema}"').replace("{outbox_channel}", outbox_channel_of(schema))
+        for number, text in migrations().items()
+        if number < 6
+    )
+    postgres.execute(place, f'CREATE SCHEMA "{schema}"; {older}')
+    record_id = ("", "c", "old")
+    postgres.execute(
+        place,
+        f"INSERT INTO {schema}.consumers (tenant, consumer) VALUES ('', 'c');"
+        f"INSERT INTO {schema}.records (digest, state, owner, fence, lease_until, attempt, consumer_id, key)"
+        f" SELECT '{digest(record_id).hex()}', 0, 'o', 1, 2, 1, id, 'old' FROM {schema}.consumers",
+    )
+    store = from_url(place)
+    store.open()
+    (granted,) = store.send([Claim(record_id, b"n" * 16, MINUTE_US, MINUTE_US)])
+    assert granted.attempt == 2
+    info = ErrorInfo("app.Refused", "no")
+    store.send([Settle(record_id, b"n" * 16, granted.fence, "released", error=info)])
+    (after,) = store.send([Lookup(record_id)])
+    assert [(each.attempt, each.kind) for each in after.errors] == [(1, "lease ended"), (2, "app.Refused")]
+    kinds = postgres.execute(place, f"SELECT errors->-1->>'kind' FROM {schema}.records")
+    assert kinds == [("app.Refused",)]
+    store.close()
 
 
 def test_many_may_migrate_at_once(place: str, schema: str) -> None:

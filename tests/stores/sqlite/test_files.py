@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from semel.core.commands import ReadSettings
+from semel.core.commands import Claim, Lookup, ReadSettings, Settle
+from semel.core.ids import digest
 from semel.errors import PolicyInvalid, StoreClosed, StoreRefused, StoreUnavailable
 from semel.stores.sqlite import SqliteStore, from_url, schema, schema_sql
+from semel.stores.sqlite.encoding import EPOCH_US
 from semel.stores.sqlite.schema import APPLICATION_ID, network_mount
+from semel.types import ErrorInfo
 from tests.stores.sqlite.tools import claim, finish, hashes, hold, line, lookup, process, say
 
 
@@ -226,6 +229,31 @@ def test_the_schema_is_the_sum_of_its_migrations(tmp_path: Path) -> None:
     assert all(name.startswith("semel_") for name in names)
     opened.close()
     by_hand.close()
+
+
+def test_a_file_of_an_older_version_keeps_its_records(tmp_path: Path) -> None:
+    path, place = tmp_path / "a.db", ("", "c", "old")
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for number in (1, 2):
+        connection.executescript(schema.migrations()[number])
+    connection.executescript(
+        "INSERT INTO semel_consumers (id, tenant, consumer) VALUES (1, '', 'c');"
+        "INSERT INTO semel_records (digest, consumer_id, owner, fence, lease, expires, key)"
+        f" VALUES (x'{digest(place).hex()}', 1, x'{'0a' * 16}', 1 - {EPOCH_US}, 60000000, NULL, 'old');"
+    )
+    connection.close()
+    store = SqliteStore(path)
+    store.open()
+    (before,) = store.send([Lookup(place)])
+    assert (before.state, before.errors) == ("claimed", ())
+    (granted,) = store.send([Claim(place, b"n" * 16, 60_000_000, 60_000_000)])
+    assert granted.attempt == 2
+    info = ErrorInfo("app.Refused", "no")
+    store.send([Settle(place, b"n" * 16, granted.fence, "released", error=info)])
+    (after,) = store.send([Lookup(place)])
+    assert [(each.attempt, each.kind) for each in after.errors] == [(1, "lease ended"), (2, "app.Refused")]
+    store.close()
 
 
 def test_a_schema_made_by_hand_is_used(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from semel.core.commands import Admit, Claim, Granted, Known, Purge, Renew, Sett
 from semel.errors import RecordCorrupt, StoreFull, StoreUnavailable
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
-from semel.types import Busy, Completed, Lost, Mismatch, Unavailable
+from semel.types import Busy, Completed, ErrorInfo, Lost, Mismatch, Unavailable
 from tests.stores.sqlite.tools import (
     HOUR,
     LEASE,
@@ -171,7 +171,11 @@ def test_both_ways_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if held and chance.random() < 0.6:
             item, one, other = chance.choice(held[-8:])
             to = chance.choice(["done", "done", "done", "failed", "released", "unknown"])
-            items: tuple[Any, Any] = settle(item, one, b"j1", to), settle(item, other, b"j1", to)
+            error = None if to == "done" else chance.choice([None, ErrorInfo("app.Refused", "no")])
+            items: tuple[Any, ...] = tuple(
+                msgspec.structs.replace(settle(item, granted, b"j1", to), error=error)
+                for granted in (one, other)
+            )
         else:
             new = claim(
                 f"k{chance.randint(0, 40)}",
@@ -210,6 +214,8 @@ def rounded(answer: Any) -> Any:
             fields[name] = round(value, -5)
         elif type(value) is float:
             fields[name] = round(value, 1)
+        elif name == "errors":
+            fields[name] = tuple(rounded(error) for error in value)
     return type(answer), fields
 
 

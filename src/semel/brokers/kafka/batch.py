@@ -42,6 +42,8 @@ class Piece(msgspec.Struct, eq=False):
     """The delay before its next try, if it does not go now."""
     counts: bool = False
     """Its attempt is used up."""
+    error: BaseException | None = None
+    """The error of its attempt, if it is tried again."""
 
     @property
     def place(self) -> RecordPosition:
@@ -61,7 +63,7 @@ class Piece(msgspec.Struct, eq=False):
 
     def renew(self) -> None:
         """Reset the results of the last turn."""
-        self.leader = self.claim = self.failure = self.letter = self.again_s = None
+        self.leader = self.claim = self.failure = self.letter = self.again_s = self.error = None
         self.runs = self.counts = False
         self.sends = ()
 
@@ -270,12 +272,15 @@ class TransactionClaims:
 
     async def give_back(self, pieces: Sequence[Piece]) -> None:
         """Release the claims of records that did not go; only a failed attempt counts."""
-        groups: dict[tuple[float, bool], list[Claimed]] = defaultdict(list)
+        groups: dict[tuple[float, bool], list[tuple[Claimed, BaseException | None]]] = defaultdict(list)
         for piece in pieces:
             if piece.again_s is not None and piece.claim is not None:
-                groups[piece.again_s if piece.counts else 0.0, piece.counts].append(piece.claim)
-        for (delay_s, counts), claims in groups.items():
-            await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts)
+                groups[piece.again_s if piece.counts else 0.0, piece.counts].append(
+                    (piece.claim, piece.error)
+                )
+        for (delay_s, counts), group in groups.items():
+            claims, errors = [claim for claim, _ in group], [error for _, error in group]
+            await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts, errors=errors)
             for claim in claims:
                 deliver.drop(claim)  # without an answer the lease ends on its own
 

@@ -390,10 +390,11 @@ class KafkaTransaction:
             piece.failure = error
             self._dead_letter(piece, "failed", error)
             return
-        piece.again_s, piece.counts = verdict.delay_s, verdict.count_attempt
+        piece.again_s, piece.counts, piece.error = verdict.delay_s, verdict.count_attempt, error
         if isinstance(error, Exception):
             self.counts.errors += 1
-            self._failure_log.log_failure(claim.key, claim.attempt, verdict.delay_s, error)
+            policy = self._once.policy
+            self._failure_log.log_failure(claim.key, claim.attempt, verdict.delay_s, error, policy)
 
     def _dead_letter(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
         """Add the dead letter to the transaction that moves the offset past the message."""
@@ -403,6 +404,7 @@ class KafkaTransaction:
             self._once.consumer,
             "" if piece.delivery is None else piece.delivery.key,
             error,
+            self._once.policy,
             fence=0 if claim is None else claim.fence,
             attempts=0 if claim is None else claim.attempt,
         )

@@ -37,7 +37,7 @@ from semel.server.routes.base import Asked, Document, answer, authorize, beside_
 from semel.server.service import check_any_done
 from semel.server.slow_lane import answer_bytes
 from semel.stores.http.encoding import ItemRefusal
-from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
+from semel.types import Busy, Completed, ErrorInfo, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
 from semel.windows import resolve
 
 __all__ = ["add"]
@@ -245,11 +245,18 @@ def _item(ask: Asked, ending: Ending) -> Item:
         case Completing():
             return settle("done", _value(ending.value, ask.service.settings.limits.value_bytes_max))
         case Failing():
-            return settle("failed", encode([FAILURE, ending.error]))
+            return settle("failed", encode([ending.kind or FAILURE, ending.error]), error=_error(ending))
         case Releasing():
             return settle(
-                "released", delay_us=round(ending.delay_s * 1e6), count_attempt=ending.count_attempt
+                "released",
+                delay_us=round(ending.delay_s * 1e6),
+                count_attempt=ending.count_attempt,
+                error=_error(ending) if ending.error or ending.kind else None,
             )
+
+
+def _error(ending: Failing | Releasing) -> ErrorInfo:
+    return ErrorInfo(ending.kind or FAILURE, ending.error, ending.traceback, ending.worker)
 
 
 def _value(value: Any, bytes_max: int) -> bytes | None:

@@ -191,7 +191,7 @@ def kind_of(item: Item) -> str:
     """Return how an item is executed: by one statement for many items, or decided in Python under locks."""
     match item:
         case Claim():
-            bare = item.journal is None and item.meta is None and not item.apart_us
+            bare = item.journal is None and item.meta is None and not item.apart_us and item.error is None
             plain = bare and item.lease_us + item.window_us < FAR_US
             return "claim" if plain else "reserved"
         case Settle():

@@ -17,9 +17,11 @@ from semel.stores.rows import (
     STATE_MAX,
     STATES,
     flags_of,
+    pack_errors,
+    unpack_errors,
     unpack_steps,
 )
-from semel.types import FOREVER, Id, Record
+from semel.types import FOREVER, AttemptError, ErrorInfo, Id, Record
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -213,14 +215,25 @@ def to_columns(records: Sequence[tuple[bytes, Record]], keys: Sequence[str | Non
         "fingerprints": byteas([record.fingerprint for record in only]),
         "types": texts([storable(record.event_type) or None for record in only]),
         "keys": texts(keys),
+        "errors": texts([_errors_text(record.errors) for record in only]),
     }
+
+
+def _errors_text(errors: tuple[AttemptError, ...]) -> str | None:
+    packed = pack_errors(errors)
+    return None if packed is None else packed.decode()
+
+
+def error_text(error: ErrorInfo | None) -> str | None:
+    """Return the error of an attempt as JSON; the statement adds the attempt and the time."""
+    return None if error is None else msgspec.json.encode(error).decode()
 
 
 def from_row(row: Row, record_id: Id) -> Record:
     """Decode a row of the fragment `columns`. Raises `RecordCorrupt` if semel does not write such rows."""
     (
         _, state, owner, fence, first_seen, attempt, lease_until, settled_at, expires_at, value, fingerprint,
-        event_type, steps, meta, anchor, horizon, journal,
+        event_type, errors, steps, meta, anchor, horizon, journal,
     ) = row  # fmt: skip
     try:
         code = state & STATE_MASK
@@ -251,11 +264,17 @@ def from_row(row: Row, record_id: Id) -> Record:
                     sliding=bool(state & SLIDING),
                     anchor_us=anchor,
                     horizon_us=horizon or 0,
+                    errors=() if errors is None else _errors_since(errors, first_seen),
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
         raise RecordCorrupt(f"record {record_id!r} cannot be decoded: {error}") from error
     raise RecordCorrupt(f"record {record_id!r} has columns that semel does not write")
+
+
+def _errors_since(errors: str, first_seen: int) -> tuple[AttemptError, ...]:
+    """Return the errors of this record. Older ones are of an expired record that an inbox has replaced."""
+    return tuple(each for each in unpack_errors(errors) if each.at_us >= first_seen)
 
 
 def fit(record: Record) -> Record:

@@ -144,6 +144,7 @@ def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
             "gives": encoding.smallints(
                 [int(item.to == "released" and not item.count_attempt) for item in items]
             ),
+            "errors": encoding.texts([encoding.error_text(item.error) for item in items]),
         },
     )
     deferred: list[int] = []

@@ -22,13 +22,21 @@
 
 -- fragment: columns
 r.digest, r.state, r.owner, r.fence, coalesce(r.first_seen, r.fence), r.attempt, r.lease_until, r.settled_at,
-r.expires_at, r.value, r.fingerprint, r.event_type, e.steps, e.meta, e.anchor, e.horizon, j.payload
+r.expires_at, r.value, r.fingerprint, r.event_type, r.errors::text, e.steps, e.meta, e.anchor, e.horizon, j.payload
+
+-- fragment: with_lease_end
+{schema}.with_error(r.errors, r.attempt, r.lease_until, jsonb_build_object('kind', 'lease ended',
+    'message', 'the worker died, hung or was cut off: its lease ended before it settled', 'traceback', '',
+    'worker', encode(substr(r.owner, 1, 4), 'hex')))
 
 -- fragment: beside
 LEFT JOIN LATERAL (SELECT steps, meta, anchor, horizon FROM {schema}.extras AS x
     WHERE r.state & 32 <> 0 AND x.digest = r.digest LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (SELECT payload FROM {schema}.journal AS x
     WHERE r.state & 64 <> 0 AND x.digest = r.digest LIMIT 1) AS j ON true
+
+-- fragment: past_errors
+CASE WHEN r.state & 15 = 8 AND r.owner <> ''::bytea AND r.lease_until <= c.now THEN {with_lease_end} ELSE r.errors END
 
 -- fragment: outside
 i.id_time < e.low OR i.id_time > t.now + 300000000 OR t.now - i.id_time > e.live - i.span
@@ -92,6 +100,8 @@ won AS (
         expires_at = CASE WHEN excluded.state & 24 = 16 AND r.state & 7 = 0
             AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
             THEN r.expires_at ELSE excluded.expires_at END,
+        errors = CASE WHEN r.state & 7 = 0 AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
+            THEN CASE WHEN r.owner IN (''::bytea, excluded.owner) THEN r.errors ELSE {with_lease_end} END END,
         purge_at = excluded.purge_at,
         consumer_id = excluded.consumer_id,
         key = coalesce(excluded.key, r.key)
@@ -117,8 +127,8 @@ FROM cur WHERE verdict > 0
 WITH t AS MATERIALIZED {now},
 inp AS MATERIALIZED (
     SELECT * FROM unnest(%(digests)b, %(owners)b, %(fences)b, %(ends)b, %(values)b, %(windows)b, %(delays)b,
-        %(gives)b{timed , %(id_times)b}) WITH ORDINALITY
-        AS i (digest, owner, fence, goal, value, span, delay, gives{timed , id_time}, n)
+        %(gives)b, %(errors)b{timed , %(id_times)b}) WITH ORDINALITY
+        AS i (digest, owner, fence, goal, value, span, delay, gives, error{timed , id_time}, n)
     ORDER BY digest
 ),
 cur AS MATERIALIZED (
@@ -149,6 +159,8 @@ put AS (
         lease_until = CASE WHEN c.goal = 5 THEN c.now + c.delay END,
         value = CASE WHEN c.goal < 3 THEN c.value END,
         attempt = r.attempt - c.gives,
+        errors = CASE WHEN c.error IS NULL THEN {past_errors}
+            ELSE {schema}.with_error({past_errors}, r.attempt, c.now, c.error::jsonb) END,
         expires_at = CASE
             WHEN c.goal = 3 THEN NULL
             WHEN c.goal = 5 THEN
@@ -236,11 +248,12 @@ ON CONFLICT ({timed id_time, }digest) DO UPDATE SET fence = r.fence WHERE false
 UPDATE {records} AS r SET
     state = i.state, owner = i.owner, fence = i.fence, first_seen = i.first_seen, attempt = i.attempt,
     lease_until = i.lease_until, settled_at = i.settled_at, expires_at = i.expires_at, purge_at = i.purge_at,
-    value = i.value, fingerprint = i.fingerprint, event_type = i.event_type, key = coalesce(i.key, r.key)
+    value = i.value, fingerprint = i.fingerprint, event_type = i.event_type, key = coalesce(i.key, r.key),
+    errors = i.errors::jsonb
 FROM unnest(%(digests)b, %(states)b, %(owners)b, %(fences)b, %(seens)b, %(attempts)b, %(leases)b, %(settleds)b,
-    %(expiries)b, %(purges)b, %(values)b, %(fingerprints)b, %(types)b, %(keys)b{timed , %(id_times)b})
+    %(expiries)b, %(purges)b, %(values)b, %(fingerprints)b, %(types)b, %(keys)b, %(errors)b{timed , %(id_times)b})
     AS i (digest, state, owner, fence, first_seen, attempt, lease_until, settled_at, expires_at, purge_at, value,
-        fingerprint, event_type, key{timed , id_time})
+        fingerprint, event_type, key, errors{timed , id_time})
 WHERE {timed r.id_time = i.id_time AND }r.digest = i.digest
 
 -- query: unreserve

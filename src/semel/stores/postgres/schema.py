@@ -77,7 +77,7 @@ def _for_table(text: str, schema: str, kind: str) -> str:
 
 
 SCHEMA = "semel"
-VERSION = 5
+VERSION = 6
 """The last migration that this semel knows."""
 OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -57,6 +57,7 @@ class SingleClaim:
         return (
             item.journal is None
             and item.meta is None
+            and item.error is None
             and not item.apart_us
             and not item.quarantine
             and not item.sliding
@@ -109,7 +110,13 @@ class SingleSettle:
     @staticmethod
     def is_plain(item: Settle) -> bool:
         """Whether the statement may be used. An empty owner is not allowed: a released claim has one."""
-        return item.to in _GOALS and bool(item.owner) and item.window_us < FAR_US and item.fence in BIGINT
+        return (
+            item.to in _GOALS
+            and bool(item.owner)
+            and item.window_us < FAR_US
+            and item.fence in BIGINT
+            and item.error is None
+        )
 
     @staticmethod
     def read_answer(result: PGresult) -> Answer:

@@ -13,6 +13,7 @@ from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.redis.records import (
     ANCHOR,
     CODES,
+    ERRORS,
     JOURNAL,
     META,
     NAME,
@@ -22,6 +23,7 @@ from semel.stores.redis.records import (
     SLIDING,
     TIME_BYTES,
     TYPE,
+    pack_error,
     unpack,
     unpack_known,
 )
@@ -45,7 +47,7 @@ BUCKETS = 64
 RELEASED = 5
 ENDS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
 
-WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32
+WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID, ERRING = 1, 2, 4, 8, 16, 32, 64
 BY_EVENT_TIME, BY_ANCHOR = 1, 2
 """How the claim script decides that an event is late."""
 ANY_STATE = 255
@@ -146,6 +148,7 @@ def _has_more(item: Claim) -> bool:
         and item.journal is None
         and item.event_time_us is None
         and item.meta is None
+        and item.error is None
         and not item.event_type
     )
 
@@ -187,6 +190,10 @@ def _whole_claim(item: Claim, tail: bytes) -> tuple[Any, bytes]:
     if item.meta is not None:
         more |= META
         tail += _U4.pack(len(item.meta)) + item.meta
+    if item.error is not None:
+        more |= ERRORS
+        packed = pack_error(item.error)
+        tail += _U4.pack(len(packed)) + packed
     if item.journal is not None:
         flags |= JOURNAL
         tail += _U4.pack(len(item.journal)) + item.journal
@@ -225,6 +232,13 @@ def ends(items: Sequence[RecordItem]) -> list[Encoded]:
     prefix = b""
     for at, item in enumerate(items):
         assert type(item) is Settle
+        if item.error is not None:
+            _, which, digests, args = alike.setdefault(_LONG, (b"", [], [], []))
+            shape_before = _LONG
+            which.append(at)
+            digests.append(digest(item.id))
+            args.append(settle(item))
+            continue
         tenant, consumer, key = item.id
         if tenant != tenant_before or consumer != consumer_before:
             tenant_before, consumer_before, prefix = tenant, consumer, scope(tenant, consumer)
@@ -246,6 +260,8 @@ def ends(items: Sequence[RecordItem]) -> list[Encoded]:
     return list(alike.values())
 
 
+_LONG = "long"
+"""The group of the settles in their long form."""
 _KEEPING = frozenset(("done", "failed"))
 
 
@@ -266,8 +282,13 @@ def settle(item: Settle, name: bytes = b"") -> bytes:
     if item.event_time_us is not None:
         options |= ANCHORED
         anchor = _TIME.pack(item.event_time_us)
+    error = b""
+    if item.error is not None:
+        options |= ERRING
+        error = pack_error(item.error)
+        error = _U4.pack(len(error)) + error
     head = _settle_head(item, item.fence, options)
-    return b"%b%b%c%b%b%b" % (head, anchor, len(item.owner), item.owner, name, value)
+    return b"%b%b%c%b%b%b%b" % (head, anchor, len(item.owner), item.owner, name, error, value)
 
 
 def _renew(item: Renew) -> bytes:

@@ -2,10 +2,13 @@
 
 from struct import Struct, error
 
+import msgspec
+
 from semel.core.commands import Known
-from semel.core.machine import check
+from semel.core.ids import worker_id
+from semel.core.machine import LEASE_ENDED, LEASE_ENDED_MESSAGE, check
 from semel.errors import RecordCorrupt
-from semel.types import Id, Record, State
+from semel.types import AttemptError, ErrorInfo, Id, Record, State
 
 VERSION = 1
 HEADER_BYTES = 26
@@ -15,7 +18,7 @@ CODES: dict[State | str, int] = {state: code for code, state in enumerate(STATES
 
 STATE_MASK = 7
 QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING = 1, 2, 4, 8, 16, 32, 64
+NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING, ERRORS = 1, 2, 4, 8, 16, 32, 64, 128
 NULL = b"jnull"
 """The value of a handler that returns nothing. Most do, so a flag replaces the bytes."""
 
@@ -106,12 +109,13 @@ def unpack(raw: bytes, record_id: Id) -> Record:
         fingerprint = rest.part(2) if head.more & PRINT else None
         meta = rest.part(4) if head.more & META else None
         steps = _steps(rest.part(4)) if head.more & STEPS else ()
+        errors = _errors(rest.part(4)) if head.more & ERRORS else ()
         journal = rest.part(4) if head.flags & JOURNAL else None
         value = rest.part(4) if head.flags & VALUE else NULL if head.more & NOTHING else None
         rest.end()
-    except (ValueError, IndexError, error) as trouble:
+    except (ValueError, IndexError, error, msgspec.MsgspecError) as trouble:
         raise RecordCorrupt(f"record {record_id!r} cannot be decoded: {trouble}") from trouble
-    return check(_record(head, record_id, fingerprint, meta, steps, journal, value))
+    return check(_record(head, record_id, fingerprint, meta, steps, journal, value, errors))
 
 
 def _record(
@@ -122,6 +126,7 @@ def _record(
     steps: tuple[tuple[str, bytes | None], ...] = (),
     journal: bytes | None = None,
     value: bytes | None = None,
+    errors: tuple[AttemptError, ...] = (),
 ) -> Record:
     state = STATES[head.flags & STATE_MASK]
     claimed = state == "claimed"
@@ -145,6 +150,7 @@ def _record(
         sliding=bool(head.flags & SLIDING),
         anchor_us=head.anchor,
         horizon_us=head.horizon,
+        errors=errors,
     )
 
 
@@ -190,7 +196,7 @@ def unpack_known(raw: bytes, record_id: Id, now: int) -> Known:
 
 
 _SHORT_PARTS = (NAME, TYPE, PRINT)
-_LONG_PARTS = (META, STEPS)
+_LONG_PARTS = (META, STEPS, ERRORS)
 
 
 def outline(raw: bytes, digest: bytes) -> Record:
@@ -216,4 +222,30 @@ def _steps(raw: bytes) -> tuple[tuple[str, bytes | None], ...]:
         found.append((name, raw[at : reader.at]))
     if reader.at != len(raw):
         raise ValueError("its steps are cut short")
+    return tuple(found)
+
+
+_pack_error = msgspec.msgpack.Encoder().encode
+_unpack_error = msgspec.msgpack.Decoder(tuple[str, str, str, str]).decode
+_LEASE_END = 0
+"""The first byte of an error that a script wrote: the beginning of the owner follows."""
+
+
+def pack_error(info: ErrorInfo) -> bytes:
+    """Encode what is kept of an error; the script adds the attempt and the time."""
+    return _pack_error((info.kind, info.message, info.traceback, info.worker))
+
+
+def _errors(raw: bytes) -> tuple[AttemptError, ...]:
+    reader = RecordReader(raw, 0)
+    found: list[AttemptError] = []
+    while reader.at < len(raw):
+        attempt, at = reader.number(2), reader.number(TIME_BYTES)
+        packed = reader.part(4)
+        if packed[0] == _LEASE_END:
+            found.append(
+                AttemptError(attempt, LEASE_ENDED, LEASE_ENDED_MESSAGE, "", worker_id(packed[1:]), at)
+            )
+        else:
+            found.append(AttemptError(attempt, *_unpack_error(packed), at))
     return tuple(found)

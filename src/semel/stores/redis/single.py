@@ -86,6 +86,7 @@ class RedisSingleClaim:
         return (
             item.journal is None
             and item.meta is None
+            and item.error is None
             and not item.quarantine
             and not item.sliding
             and not item.apart_us
@@ -153,7 +154,7 @@ class RedisSingleSettle:
     @staticmethod
     def is_plain(item: Settle) -> bool:
         """Whether the script may be used, if the fast path wrote the claim."""
-        return item.to in ("done", "failed") and 0 <= item.window_us < FAR_US
+        return item.to in ("done", "failed") and item.error is None and 0 <= item.window_us < FAR_US
 
     @staticmethod
     def read_answer(reply: Any) -> Answer:

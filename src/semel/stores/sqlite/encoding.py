@@ -17,7 +17,9 @@ from semel.stores.rows import (
     STATE_MASK,
     STATE_MAX,
     STATES,
+    pack_errors,
     pack_steps,
+    unpack_errors,
     unpack_steps,
 )
 from semel.types import FOREVER, Id, Record
@@ -59,7 +61,7 @@ SETTLED_ROOM = 9_999_999
 
 COLUMNS = (
     "id, digest, state, owner, fence, seen, attempt, lease, settled, expires, purge_at, value, fingerprint,"
-    " event_type"
+    " event_type, errors"
 )
 Row: TypeAlias = tuple[Any, ...]
 
@@ -70,13 +72,13 @@ INSERT_CLAIM = (
 """The usual first claim. The other columns keep their defaults, which costs less than naming them."""
 INSERT_RECORD = (
     "INSERT INTO semel_records (id, digest, consumer_id, key, purge_at, state, owner, fence, seen, attempt, lease,"
-    " settled, expires, value, fingerprint, event_type) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " settled, expires, value, fingerprint, event_type, errors) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 UPDATE_SETTLED = "UPDATE semel_records SET state=?, settled=?, expires=?, value=? WHERE id=?"
 """The usual end of a claim."""
 UPDATE_RECORD = (
     "UPDATE semel_records SET state=?, owner=?, fence=?, seen=?, attempt=?, lease=?, settled=?, expires=?, value=?,"
-    " fingerprint=?, event_type=? WHERE id=?"
+    " fingerprint=?, event_type=?, errors=? WHERE id=?"
 )
 MOVE_RECORD = "UPDATE semel_records SET purge_at=? WHERE id=?"
 """Separate from the other updates, because those touch no index."""
@@ -161,6 +163,7 @@ def to_row(record: Record, state: int) -> Row:
         record.value,
         record.fingerprint,
         record.event_type or None,
+        pack_errors(record.errors),
     )
 
 
@@ -196,6 +199,7 @@ def is_plain_claim(record: Record, state: int) -> bool:
         and not record.event_type
         and record.first_seen_us == record.fence
         and record.lease_until_us != 0
+        and not record.errors
     )
 
 
@@ -208,6 +212,7 @@ def is_settling(record: Record, before: Record) -> bool:
         and record.owner == before.owner
         and record.lease_until_us == before.lease_until_us
         and record.attempt == before.attempt
+        and record.errors == before.errors
     )
 
 
@@ -231,7 +236,10 @@ def from_row(
     journal: bytes | None = None,
 ) -> Record:
     """Decode the record of a row. Raises `RecordCorrupt` if semel does not write such rows."""
-    _, _, state, owner, fence, seen, attempt, lease, settled, expires, _, value, fingerprint, event_type = row
+    (
+        _, _, state, owner, fence, seen, attempt, lease, settled, expires, _, value, fingerprint, event_type,
+        errors,
+    ) = row  # fmt: skip
     try:
         code = state & STATE_MASK
         fence += EPOCH_US
@@ -242,6 +250,7 @@ def from_row(
             and (value is None or type(value) is bytes)
             and (fingerprint is None or type(fingerprint) is bytes)
             and (event_type is None or type(event_type) is str)
+            and (errors is None or type(errors) is bytes)
             and (journal is not None) is bool(state & JOURNAL)
         )
         if sound:
@@ -266,6 +275,7 @@ def from_row(
                     sliding=bool(state & SLIDING),
                     anchor_us=None if anchor is None else anchor + EPOCH_US,
                     horizon_us=0 if anchor is None or horizon is None else horizon + EPOCH_US,
+                    errors=() if errors is None else unpack_errors(errors),
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:

@@ -112,7 +112,9 @@ class SingleItems:
         return answer if inserted.rowcount == 1 and self._commit(now, offset_us) else None
 
     def _settle(self, item: Settle) -> Answer:
-        if item.to not in ("done", "failed") or not item.owner or not self._consumer_id(item.id[:2]):
+        if item.to not in ("done", "failed") or not item.owner or item.error is not None:
+            return None
+        if not self._consumer_id(item.id[:2]):
             return None
         key = digest(item.id)
         self._seen.claims.pop(item.id, None)  # first, for the same reason
@@ -168,6 +170,7 @@ def _is_plain(item: Claim) -> bool:
         item.owner != b""
         and item.journal is None
         and item.meta is None
+        and item.error is None
         and not item.quarantine
         and not item.sliding
         and not item.apart_us

@@ -10,6 +10,7 @@ local AHEAD_US = 300000000
 local anchored, apart = late == 2, event_time
 local is_late = late == 1 and now - event_time > window
 local journaled = has(st, JOURNAL)
+local erring = has(fl, ERRORS) -- then the part is one error, without its attempt and time
 local expires = now + lease + window
 if has(st, QUARANTINE) or journaled then
   expires = FOREVER
@@ -30,16 +31,19 @@ local function give(i, key, r, had)
   if bare and r.journal then
     out[i - 1] = 'T'
   elseif store(i, key, r, had) then
+    r.errors = nil -- the caller needs none
     say(i, 'G', close(r))
   end
 end
 
 local function grant(i, key, arg, fence, orphan)
   local r = open(head .. arg)
-  r.fence, r.seen = fence, now
+  local error_ = r.errors
+  r.fence, r.seen, r.errors = fence, now, nil
   if orphan then
     r.attempt, r.seen = orphan.attempt + 1, orphan.seen
-    r.steps = orphan.steps
+    r.steps, r.errors = orphan.steps, orphan.errors
+    if orphan.owner ~= '' and orphan.owner ~= r.owner then r.errors = with_lease_end(orphan) end
     r.journal = orphan.journal or r.journal
     if not r.print or r.print == '' then r.print = orphan.print end
     if not r.meta or r.meta == '' then r.meta = orphan.meta end
@@ -48,6 +52,7 @@ local function grant(i, key, arg, fence, orphan)
       r.anchor, r.horizon, r.sliding = orphan.anchor, orphan.horizon, true
     end
   end
+  if error_ then r.errors = with_error(r.errors, r.attempt, now, error_) end
   if r.quarantine or r.journal then
     r.expires = FOREVER
   elseif r.anchor then
@@ -100,6 +105,16 @@ local function differs(mine, stored)
   return mine and stored and mine ~= '' and stored ~= '' and byte(mine) == byte(stored) and mine ~= stored
 end
 
+-- A duplicate needs no errors.
+local function answer(i, raw)
+  if has(byte(raw, 3), ERRORS) then
+    local r = open(raw)
+    r.errors = nil
+    raw = close(r)
+  end
+  say(i, 'K', raw)
+end
+
 -- The usual duplicate: settled, and no fingerprint or anchor to compare.
 local function known(i, raw)
   if #raw <= HEADER_BYTES then return false end
@@ -107,6 +122,7 @@ local function known(i, raw)
   local state = rst % 8
   if version ~= VERSION or (state ~= DONE and state ~= FAILED) or over <= now then return false end
   if has(fl, PRINT) and has(rfl, PRINT) or anchored and has(rfl, ANCHOR) then return false end
+  if has(rfl, ERRORS) then return (pcall(answer, i, raw)) end
   say(i, 'K', raw)
   return true
 end
@@ -140,7 +156,7 @@ local function claim(i, key, arg, raw)
       say(i, 'U', at)
     end
   else
-    say(i, 'K', raw)
+    answer(i, raw)
   end
 end
 
@@ -151,7 +167,7 @@ for i = 2, #KEYS do
   else
     local raw
     local written = false
-    if is_late or anchored or (bare and journaled) then
+    if is_late or anchored or erring or (bare and journaled) then
       raw = pcall_('GET', key)
     else
       written = set_new(key, head .. arg)
@@ -169,7 +185,7 @@ for i = 2, #KEYS do
       end
     elseif out[i - 1] == nil then
       if raw == false then
-        if not is_late and not anchored then
+        if not is_late and not anchored and not erring then
           out[i - 1] = 'T'
         elseif not pcall(begin, i, key, arg, now) then
           out[i - 1] = 'X'

@@ -13,8 +13,10 @@
 --
 -- A record is a header of 26 bytes, then its owner and its other parts, in this order:
 --   B version, B state + flags, B more flags, H attempt, I7 expires_at, I7 lease_until or settled_at, I7 fence
---   B+ owner | I7 first_seen | I7 anchor, I7 horizon | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
--- The usual value, null, is only a flag.
+--   B+ owner | I7 first_seen | I7 anchor, I7 horizon | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps
+--   | I4+ errors | I4+ journal | I4+ value
+-- The usual value, null, is only a flag. Errors are H attempt, I7 at, I4+ error each: what the client packed, or a
+-- zero byte and the beginning of the owner whose lease ended.
 -- The reply is {now, epoch, one letter per item, details of some letters...}; '+': not carried out, send it again.
 
 local call, pcall_, byte, sub, format = redis.call, redis.pcall, string.byte, string.sub, string.format
@@ -27,7 +29,8 @@ local ATTEMPT_MAX = 65535
 local SPARE_MS = 1000 -- records stay a little longer than their expiry, so that fences keep rising with short windows
 local CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = 0, 1, 2, 3, 4
 local QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-local NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING = 1, 2, 4, 8, 16, 32, 64
+local NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING, ERRORS = 1, 2, 4, 8, 16, 32, 64, 128
+local ERRORS_MAX, ERROR_HEAD, ERROR_HEAD_BYTES = 5, '>HI7I4', 13
 
 local now
 if ARGV[1] == '' then
@@ -131,6 +134,7 @@ local function open(raw)
   if has(fl, PRINT) then r.print = take('>H', 2) end
   if has(fl, META) then r.meta = take('>I4', 4) end
   if has(fl, STEPS) then r.steps = take('>I4', 4) end
+  if has(fl, ERRORS) then r.errors = take('>I4', 4) end
   if has(st, JOURNAL) then r.journal = take('>I4', 4) end
   if has(st, VALUE) then r.value = take('>I4', 4) end
   r.nothing = has(fl, NOTHING)
@@ -160,11 +164,30 @@ local function close(r)
   if r.print then fl = fl + PRINT; add('>H', r.print) end
   if r.meta then fl = fl + META; add('>I4', r.meta) end
   if r.steps then fl = fl + STEPS; add('>I4', r.steps) end
+  if r.errors then fl = fl + ERRORS; add('>I4', r.errors) end
   if r.journal then st = st + JOURNAL; add('>I4', r.journal) end
   if r.value then st = st + VALUE; add('>I4', r.value) end
   if r.nothing then fl = fl + NOTHING end
   parts[1] = spack(HEADER, VERSION, st, fl, math.min(r.attempt, ATTEMPT_MAX), r.expires, r.at, r.fence)
   return table.concat(parts)
+end
+
+-- The errors with one more, without the oldest if there are too many.
+local function with_error(errors, attempt, at, error_)
+  errors = (errors or '') .. spack(ERROR_HEAD, math.min(attempt, ATTEMPT_MAX), at, #error_) .. error_
+  local count, place, second = 0, 1, 1
+  while place <= #errors do
+    count = count + 1
+    local _, _, length = sunpack(ERROR_HEAD, errors, place)
+    place = place + ERROR_HEAD_BYTES + length
+    if count == 1 then second = place end
+  end
+  return count > ERRORS_MAX and sub(errors, second) or errors
+end
+
+-- The errors with that of an attempt whose lease ended: of its worker only the id is known.
+local function with_lease_end(r)
+  return with_error(r.errors, r.attempt, r.at, '\0' .. sub(r.owner, 1, 4))
 end
 
 -- The effective record at this time; nil: it no longer counts. Sets `changed` if its state differs from the stored one.
@@ -174,6 +197,7 @@ local function standing(r)
   end
   if r.at > now then return r end
   if r.quarantine and r.owner ~= '' then
+    r.errors = with_lease_end(r)
     r.state, r.expires, r.changed = UNKNOWN, FOREVER, true
     return r
   end

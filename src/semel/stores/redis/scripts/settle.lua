@@ -3,7 +3,7 @@
 -- Shared fields: empty if the items are complete. Or the beginning of a settle: then an item is only
 -- I7 fence, B+ owner, I4+ value.
 -- S settle   B kind, B to, B options, d fence, d window, d lease, d delay; d event time (option 16), B+ owner,
---            H+ name (option 8), I4+ value
+--            H+ name (option 8), I4+ error (option 64), I4+ value
 -- R renew    B kind, B options, d fence, d lease; B+ owner, then a step (option 1): H+ name, I4+ value + 1 or 0
 -- L lookup   B kind; the consumer's tag
 -- F forget   B kind, B force, d fence or -1, B state or 255; the consumer's tag
@@ -19,7 +19,7 @@ local find = string.find
 local TOMBSTONE_US = 43200000000
 local SETTLE, SETTLE_BYTES = '>BBBdddd', 35
 local RELEASED = 5 -- a target of a settle, as are DONE, FAILED and UNKNOWN
-local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32 -- void: the value is null
+local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID, ERRING = 1, 2, 4, 8, 16, 32, 64 -- void: the value is null
 local SLACK_US = 60000000 -- the server may remove a record this much too late, if that saves work
 
 local function changed(i, key, r, had, letter)
@@ -41,6 +41,23 @@ end
 -- The position of the owner in a settle.
 local function owner_at(options)
   return SETTLE_BYTES + (has(options, ANCHORED) and 9 or 1)
+end
+
+-- The name, the error and the value of a settle, after its owner; nil where there is none.
+local function parts_of(arg, at, options)
+  local name, error_, value
+  if has(options, NAMED) then
+    local length = sunpack('>H', arg, at)
+    name = sub(arg, at + 2, at + 1 + length)
+    at = at + 2 + length
+  end
+  if has(options, ERRING) then
+    local length = sunpack('>I4', arg, at)
+    error_ = sub(arg, at + 4, at + 3 + length)
+    at = at + 4 + length
+  end
+  if has(options, WITH_VALUE) then value = sub(arg, at + 4) end
+  return name, error_, value
 end
 
 local function bury(i, key, r)
@@ -93,11 +110,34 @@ local function recreate(i, key, arg)
   local at
   r.owner, at = owner_of(arg, owner_at(options))
   r.sliding = has(options, SLIDES)
-  local length = sunpack('>H', arg, at)
-  if length > 0 then r.name = sub(arg, at + 2, at + 1 + length) end
-  if has(options, WITH_VALUE) then r.value = sub(arg, at + 6 + length) end
-  r.nothing = has(options, VOID)
+  local name, error_, value = parts_of(arg, at, options)
+  if name ~= '' then r.name = name end
+  if error_ then r.errors = with_error(nil, 1, now, error_) end
+  r.value, r.nothing = value, has(options, VOID)
   changed(i, key, r, true, 'R')
+end
+
+-- Write the end of a claim.
+local function conclude(i, key, r, to, options, window, delay, value)
+  local had = r.journal
+  if to == DONE or to == FAILED then
+    if r.anchor then
+      r.expires = r.horizon
+    elseif not r.sliding then
+      r.expires = now + window
+    elseif r.expires >= FOREVER then
+      r.expires = r.seen + window
+    end
+    r.state, r.at, r.journal, r.value = to, now, nil, value
+    r.nothing = has(options, VOID)
+  elseif to == UNKNOWN then
+    r.state, r.at, r.expires = UNKNOWN, now, FOREVER
+  else
+    move(r, now + delay)
+    r.owner = ''
+    if not has(options, COUNTED) then r.attempt = math.max(r.attempt - 1, 0) end
+  end
+  changed(i, key, r, had, 'C')
 end
 
 local function settle(i, key, arg, r)
@@ -107,34 +147,12 @@ local function settle(i, key, arg, r)
     out[i - 1] = 'L'
   elseif r.state == to then
     say(i, 'A', number(r.at))
-  elseif to == DONE or to == FAILED then
-    if r.state ~= CLAIMED and r.state ~= UNKNOWN then
-      out[i - 1] = 'L'
-      return
-    end
-    local had = r.journal
-    if r.anchor then
-      r.expires = r.horizon
-    elseif not r.sliding then
-      r.expires = now + window
-    elseif r.expires >= FOREVER then
-      r.expires = r.seen + window
-    end
-    r.state, r.at, r.journal, r.value = to, now, nil, nil
-    if has(options, NAMED) then at = at + 2 + sunpack('>H', arg, at) end
-    if has(options, WITH_VALUE) then r.value = sub(arg, at + 4) end
-    r.nothing = has(options, VOID)
-    changed(i, key, r, had, 'C')
-  elseif r.state ~= CLAIMED then
+  elseif r.state ~= CLAIMED and (r.state ~= UNKNOWN or to ~= DONE and to ~= FAILED) then
     out[i - 1] = 'L'
-  elseif to == UNKNOWN then
-    r.state, r.at, r.expires = UNKNOWN, now, FOREVER
-    changed(i, key, r, r.journal, 'C')
   else
-    move(r, now + delay)
-    r.owner = ''
-    if not has(options, COUNTED) then r.attempt = math.max(r.attempt - 1, 0) end
-    changed(i, key, r, r.journal, 'C')
+    local _, error_, value = parts_of(arg, at, options)
+    if error_ then r.errors = with_error(r.errors, r.attempt, now, error_) end
+    conclude(i, key, r, to, options, window, delay, value)
   end
 end
 
@@ -274,7 +292,7 @@ local function successor(head)
   if version ~= VERSION or st % 8 ~= CLAIMED or has(st, SLIDING) or has(st, JOURNAL) or has(st, VALUE) or has(fl, ANCHOR) then
     return
   end
-  if lease_until <= now and expires <= now and not has(st, QUARANTINE) then return end
+  if lease_until <= now and (expires <= now or has(st, QUARANTINE)) then return end
   stays = expires < FOREVER and expires >= over and expires - over <= SLACK_US
   with_value = spack('>BBBHI7I7', VERSION, st + common_to + VALUE, fl, attempt, over, now)
   if has(common_options, VOID) then fl = fl + NOTHING end
