@@ -17,6 +17,7 @@ from semel.cli.filter import filter_lines
 from semel.cli.help import App, HelpGroup
 from semel.cli.listen import listen
 from semel.cli.maintenance import migrate, purge, stats
+from semel.cli.move import move
 from semel.cli.once import once
 from semel.cli.options import (
     ConsumerOption,
@@ -159,6 +160,7 @@ app.add_typer(outbox, name="outbox", help="Messages that wait to be published, o
 app.command("serve")(serve)
 app.add_typer(token, name="token", help="Who may use the service, for which tenant, in which role.")
 app.command("migrate")(migrate)
+app.add_typer(move, name="move", help="Move consumers from one store to another.")
 app.command("explain")(explain)
 app.command("doctor")(doctor)
 app.command("advise")(advise)
