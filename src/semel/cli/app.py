@@ -15,6 +15,7 @@ from semel.cli.doctor import doctor
 from semel.cli.explain import explain
 from semel.cli.filter import filter_lines
 from semel.cli.help import App, HelpGroup
+from semel.cli.imports.command import import_keys
 from semel.cli.listen import listen
 from semel.cli.maintenance import migrate, purge, stats
 from semel.cli.move import move
@@ -160,6 +161,7 @@ app.add_typer(outbox, name="outbox", help="Messages that wait to be published, o
 app.command("serve")(serve)
 app.add_typer(token, name="token", help="Who may use the service, for which tenant, in which role.")
 app.command("migrate")(migrate)
+app.command("import")(import_keys)
 app.add_typer(move, name="move", help="Move consumers from one store to another.")
 app.command("explain")(explain)
 app.command("doctor")(doctor)
