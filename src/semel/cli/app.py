@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from semel.cli.advise import advise
+from semel.cli.audit.command import audit
 from semel.cli.bench.command import bench
 from semel.cli.consume import consume
 from semel.cli.consumers import consumer, window
@@ -166,5 +167,6 @@ app.add_typer(move, name="move", help="Move consumers from one store to another.
 app.command("explain")(explain)
 app.command("doctor")(doctor)
 app.command("advise")(advise)
+app.command("audit")(audit)
 app.command("history")(history)
 app.command("bench")(bench)
