@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from semel.cli.advise import svg
 from semel.cli.audit.measure import BINS_S, Audit, Measure, measure
-from semel.cli.audit.reading import Columns, connect, relation_of
+from semel.cli.audit.reading import EventColumns, connect, relation_of
 from semel.cli.options import JsonOption, parse_bytes, parse_duration_us
 from semel.cli.output import DUPLICATE, USAGE, CommandExit, console, print_json, print_rows, say, table
 from semel.observe.formatting import plural
@@ -98,7 +98,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one parameter for each option
         stack.callback(connection.close)
         run = stack.enter_context(_progress(connection))
         try:
-            columns = Columns(connection, relation_of(places, from_table, folder))
+            columns = EventColumns(connection, relation_of(places, from_table, folder))
             file = stack.enter_context(history.open("w", encoding="utf-8")) if history else None
             found = measure(run, columns, wanted, _history_writer(file))
             if keys is not None:
@@ -161,7 +161,7 @@ def _history_writer(file: TextIO | None) -> Callable[[str, int, float], object]:
     return write
 
 
-def _write_keys(run: Callable[[str, str], Any], columns: Columns, wanted: Measure, file: Path) -> None:
+def _write_keys(run: Callable[[str, str], Any], columns: EventColumns, wanted: Measure, file: Path) -> None:
     name = columns.name(wanted.key)
     place = str(file).replace("'", "''")
     run(

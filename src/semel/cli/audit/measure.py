@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.cli.audit.reading import Columns
+from semel.cli.audit.reading import EventColumns
 
 __all__ = ["BINS_S", "Audit", "Measure", "measure"]
 
@@ -71,7 +71,7 @@ class Audit(Struct):
 
 def measure(
     run: Callable[[str, str], Any],
-    columns: Columns,
+    columns: EventColumns,
     wanted: Measure,
     on_lag: Callable[[str, int, float], object],
 ) -> Audit:
@@ -165,7 +165,7 @@ def _keep(found: Audit, lag_s: float) -> None:
 
 def _find_content(
     run: Callable[[str, str], Any],
-    columns: Columns,
+    columns: EventColumns,
     content: list[str],
     key: str,
     when: str,

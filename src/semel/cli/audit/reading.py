@@ -15,7 +15,7 @@ from semel.errors import StoreUnavailable
 from semel.observe.formatting import redact
 from semel.runtime.extras import install_command
 
-__all__ = ["Columns", "connect", "relation_of"]
+__all__ = ["EventColumns", "connect", "relation_of"]
 
 ROWS_AT_ONCE = 10_000
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}", re.ASCII)
@@ -42,7 +42,7 @@ def connect(folder: Path, memory_bytes: int) -> Any:
     return connection
 
 
-class Columns:
+class EventColumns:
     """The relation and its columns, checked."""
 
     def __init__(self, connection: Any, relation: str) -> None:
