@@ -1,13 +1,16 @@
 """An existing table of processed events as the inbox: a row is a mark, and its own unique key decides."""
 
+import asyncio
 import sqlite3
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import semel
 from semel.errors import PolicyInvalid, StillRunning, UsageError
@@ -130,3 +133,26 @@ def test_on_postgresql_the_second_transaction_waits_for_the_first(tmp_path: Path
         box.unmark([two, one])  # removes its own mark only
         first.commit()
     assert postgres.execute(url, f"SELECT id::text, who FROM {table}") == [(one, "wallet")]
+
+
+def test_it_works_with_every_kind_of_async_connection(tmp_path: Path) -> None:
+    url, table = postgres.place(tmp_path), f"processed_{uuid.uuid4().hex[:8]}"
+    postgres.execute(url, f"CREATE TABLE {table} (event_id bigint PRIMARY KEY)")
+    plain = url.partition("?")[0]
+
+    async def mark() -> None:
+        policy = Policy(inbox_table=InboxTable(table), lock_wait_s=0.2)
+        async with semel.aopen(url, consumer="wallet", mode="inbox", policy=policy) as wallet:
+            first = await asyncpg.connect(plain)
+            async with first.transaction():
+                assert await wallet.inbox(first).first_many(["1", "2"]) == [True, True]
+            await first.close()
+            async with await psycopg.AsyncConnection.connect(plain) as second:
+                assert await wallet.inbox(second).first_many(["1", "3"]) == [False, True]
+            engine = create_async_engine(plain.replace("postgresql://", "postgresql+asyncpg://"))
+            async with engine.begin() as third:
+                assert await wallet.inbox(third).first_many(["3", "4"]) == [False, True]
+            await engine.dispose()
+
+    asyncio.run(mark())
+    assert postgres.execute(url, f"SELECT count(*) FROM {table}") == [(4,)]

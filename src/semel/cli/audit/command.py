@@ -31,50 +31,63 @@ DAY_S = 86400.0
 MEMORY_MIN = 64 * 2**20
 
 
+PlacesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="EVENTS", help="Files (Parquet, CSV, JSON lines), patterns, or the URL of a database."
+    ),
+]
+KeyOption = Annotated[
+    str, typer.Option("--key", metavar="COLUMN", help="The column that identifies an event.")
+]
+TimeOption = Annotated[
+    str, typer.Option("--time", metavar="COLUMN", help="The column with the time of arrival.")
+]
+ContentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--content", metavar="COLUMNS", help="Also find rows with another key and equal content in these."
+    ),
+]
+WithinOption = Annotated[
+    str, typer.Option("--within", metavar="DURATION", help="How close rows with equal content must be.")
+]
+SourceOption = Annotated[
+    str | None, typer.Option("--source", metavar="COLUMN", help="The column to group by; default: the file.")
+]
+TableOption = Annotated[str, typer.Option("--table", metavar="NAME", help="The table of a database.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Write the lags as an SVG picture.")
+]
+HistoryOption = Annotated[
+    Path | None, typer.Option("--history", metavar="FILE", help="Write the lags for semel advise.")
+]
+KeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="FILE", help="Write each key with its last time, for semel import."),
+]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="The memory to use; the rest goes to --temp.")
+]
+TempOption = Annotated[
+    Path | None,
+    typer.Option("--temp", metavar="FOLDER", help="Where to put what does not fit into memory."),
+]
+
+
 def audit(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    places: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="EVENTS", help="Files (Parquet, CSV, JSON lines), patterns, or the URL of a database."
-        ),
-    ],
-    key: Annotated[str, typer.Option("--key", metavar="COLUMN", help="The column that identifies an event.")],
-    time: Annotated[
-        str, typer.Option("--time", metavar="COLUMN", help="The column with the time of arrival.")
-    ],
-    content: Annotated[
-        str | None,
-        typer.Option(
-            "--content", metavar="COLUMNS", help="Also find rows with another key and equal content in these."
-        ),
-    ] = None,
-    within: Annotated[
-        str, typer.Option("--within", metavar="DURATION", help="How close rows with equal content must be.")
-    ] = "5m",
-    source: Annotated[
-        str | None,
-        typer.Option("--source", metavar="COLUMN", help="The column to group by; default: the file."),
-    ] = None,
-    from_table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="The table of a database.")
-    ] = "events",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Write the lags as an SVG picture.")
-    ] = None,
-    history: Annotated[
-        Path | None, typer.Option("--history", metavar="FILE", help="Write the lags for semel advise.")
-    ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option("--keys", metavar="FILE", help="Write each key with its last time, for semel import."),
-    ] = None,
-    memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="The memory to use; the rest goes to --temp.")
-    ] = "1GiB",
-    temp: Annotated[
-        Path | None,
-        typer.Option("--temp", metavar="FOLDER", help="Where to put what does not fit into memory."),
-    ] = None,
+    places: PlacesArgument,
+    key: KeyOption,
+    time: TimeOption,
+    content: ContentOption = None,
+    within: WithinOption = "5m",
+    source: SourceOption = None,
+    from_table: TableOption = "events",
+    plot: PlotOption = None,
+    history: HistoryOption = None,
+    keys: KeysOption = None,
+    memory: MemoryOption = "1GiB",
+    temp: TempOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:

@@ -25,45 +25,51 @@ from semel.windows import window_us
 __all__ = ["import_keys"]
 
 
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        callback=text,
+        help="postgresql://..., sqlite:///file.db, redis://... or a file of JSON lines.",
+    ),
+]
+TableOption = Annotated[str, typer.Option("--table", metavar="NAME", help="The table to read.")]
+KeyOption = Annotated[
+    str, typer.Option("--key", metavar="COLUMN", help="The column (or member) with the key.")
+]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="COLUMN",
+        help="The column with the time of processing: the window is counted from it.",
+    ),
+]
+PatternOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pattern",
+        metavar="GLOB",
+        help="Which keys of Redis; the text before the first wildcard is removed.",
+    ),
+]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="KIND",
+        help="marks or records. Default: marks for a consumer in mode mark, else records.",
+    ),
+]
+
+
 def import_keys(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            callback=text,
-            help="postgresql://..., sqlite:///file.db, redis://... or a file of JSON lines.",
-        ),
-    ],
-    table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="The table to read.")
-    ] = "processed_events",
-    key: Annotated[
-        str, typer.Option("--key", metavar="COLUMN", help="The column (or member) with the key.")
-    ] = "event_id",
-    time: Annotated[
-        str | None,
-        typer.Option(
-            "--time",
-            metavar="COLUMN",
-            help="The column with the time of processing: the window is counted from it.",
-        ),
-    ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            metavar="GLOB",
-            help="Which keys of Redis; the text before the first wildcard is removed.",
-        ),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="KIND",
-            help="marks or records. Default: marks for a consumer in mode mark, else records.",
-        ),
-    ] = None,
+    source: SourceArgument,
+    table: TableOption = "processed_events",
+    key: KeyOption = "event_id",
+    time: TimeOption = None,
+    pattern: PatternOption = None,
+    kind: KindOption = None,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,

@@ -2,11 +2,12 @@
 
 import re
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -93,32 +94,56 @@ def source_for(url: str, *, table: str, key: str, time: str | None, pattern: str
     return JsonLines(path, key, time)
 
 
-class SqliteTable:
-    """A table in an SQLite file, read in the order of its keys."""
+class KeyedTable(ABC):
+    """A table, read in the order of its keys. The key is compared and sorted as its own type, so its index is used."""
 
-    def __init__(self, url: str, table: str, key: str, time: str | None) -> None:
-        self._path = Path(unquote(urlsplit(url).path[1:]))
-        if not self._path.is_file():
-            raise CommandExit(f"{self._path} does not exist", NOT_FOUND)
-        self.name = f"sqlite:///{self._path.resolve()}?table={table}&key={key}&time={time or ''}"
-        self._table, self._key, self._time = table, key, time
+    mark: ClassVar[str]
+    """How a statement names its parameter."""
+    cast: ClassVar[str] = ""
+    """Turns a key into a text that is compared as the key's own type again."""
+
+    def __init__(self, place: str, table: str, key: str, time: str | None) -> None:
+        self.name = f"{place}?table={table}&key={key}&time={time or ''}"
+        self._table, self._key = f'"{table}"', f'"{key}"'
+        self._time = f'max("{time}")' if time else "NULL"
 
     def count(self) -> int | None:
-        return int(self._ask(f'SELECT count(DISTINCT "{self._key}") FROM "{self._table}"')[0][0])  # noqa: S608 - checked
+        """Count the keys."""
+        return int(self._ask(f"SELECT count(DISTINCT {self._key}) FROM {self._table}")[0][0])  # noqa: S608 - checked
 
     def pages(self, cursor: Any) -> Iterator[tuple[list[ProcessedKey], Any]]:
-        when = f'max("{self._time}")' if self._time else "NULL"
+        """Yield the keys after the cursor, which is a key."""
         while True:
-            after = f'AND "{self._key}" > ?' if cursor is not None else ""
+            after = "" if cursor is None else f" AND {self._key} > {self.mark}"
             rows = self._ask(
-                f'SELECT "{self._key}", {when} FROM "{self._table}" WHERE "{self._key}" IS NOT NULL {after}'  # noqa: S608
-                f' GROUP BY "{self._key}" ORDER BY "{self._key}" LIMIT {PAGE}',
+                f"SELECT {self._key}{self.cast} AS semel_key, {self._time} FROM {self._table}"  # noqa: S608
+                f" WHERE {self._key} IS NOT NULL{after} GROUP BY {self._key} ORDER BY {self._key} LIMIT {PAGE}",
                 *([] if cursor is None else [cursor]),
             )
             if not rows:
                 return
             cursor = rows[-1][0]
             yield _keys(rows), cursor
+
+    @abstractmethod
+    def _ask(self, query: str, *parameters: Any) -> list[Any]:
+        """Return the rows. Raises `CommandExit` for a table or column that does not exist."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class SqliteTable(KeyedTable):
+    """A table in an SQLite file."""
+
+    mark = "?"
+
+    def __init__(self, url: str, table: str, key: str, time: str | None) -> None:
+        self._path = Path(unquote(urlsplit(url).path[1:]))
+        if not self._path.is_file():
+            raise CommandExit(f"{self._path} does not exist", NOT_FOUND)
+        super().__init__(f"sqlite:///{self._path.resolve()}", table, key, time)
 
     def _ask(self, query: str, *parameters: Any) -> list[Any]:
         try:
@@ -131,8 +156,11 @@ class SqliteTable:
         """Nothing is open between two pages."""
 
 
-class PostgresTable:
-    """A table in PostgreSQL, read in the order of its keys."""
+class PostgresTable(KeyedTable):
+    """A table in PostgreSQL."""
+
+    mark = "%s"
+    cast = "::text"
 
     def __init__(self, url: str, table: str, key: str, time: str | None) -> None:
         try:
@@ -140,30 +168,11 @@ class PostgresTable:
         except ImportError:
             raise CommandExit(f"PostgreSQL needs an extra: {install_command('postgres')}", USAGE) from None
         self._driver = psycopg
-        self.name = f"{redact(url)}?table={table}&key={key}&time={time or ''}"
-        self._table, self._key, self._time = table, key, time
+        super().__init__(redact(url), table, key, time)
         try:
             self._connection = psycopg.connect(url.partition("?")[0], autocommit=True)
         except psycopg.Error as error:
             raise StoreUnavailable(redact(f"{url}: {error}")) from error
-
-    def count(self) -> int | None:
-        return int(self._ask(f'SELECT count(DISTINCT "{self._key}") FROM "{self._table}"')[0][0])  # noqa: S608
-
-    def pages(self, cursor: Any) -> Iterator[tuple[list[ProcessedKey], Any]]:
-        when = f'max("{self._time}")' if self._time else "NULL"
-        while True:
-            # The key is compared and sorted as its own type, so that its index is used.
-            after = f'AND "{self._key}" > %s' if cursor is not None else ""
-            rows = self._ask(
-                f'SELECT "{self._key}"::text AS semel_key, {when} FROM "{self._table}"'  # noqa: S608
-                f' WHERE "{self._key}" IS NOT NULL {after} GROUP BY "{self._key}" ORDER BY "{self._key}" LIMIT {PAGE}',
-                *([] if cursor is None else [cursor]),
-            )
-            if not rows:
-                return
-            cursor = rows[-1][0]
-            yield _keys(rows), cursor
 
     def _ask(self, query: str, *parameters: Any) -> list[Any]:
         try:
