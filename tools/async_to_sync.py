@@ -28,6 +28,7 @@ PAIRS = (
     "client/verbs",
     "inbox/inbox",
     "stores/http/store",
+    "stores/migrating/store",
     "stores/postgres/pool",
     "stores/postgres/store",
     "stores/redis/connections",

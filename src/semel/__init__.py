@@ -96,6 +96,7 @@ __all__ = [
     "current",
     "errors",
     "keys",
+    "migrating",
     "open",
     "producer",
     "step",
@@ -106,6 +107,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from semel.outbox.publish import aproducer, producer
+    from semel.stores.migrating import migrating
     from semel.stores.tiered import tiered
 
     __version__: str
@@ -125,6 +127,10 @@ else:
             from semel.stores.tiered import tiered
 
             return tiered
+        if name == "migrating":
+            from semel.stores.migrating import migrating
+
+            return migrating
         if name == "__version__":
             from importlib.metadata import version
 

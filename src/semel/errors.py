@@ -23,6 +23,7 @@
     │   │   ├── StoreUncertain     a mark without an answer: it may or may not be written
     │   │   └── StoreFull          no space for new records; existing ones still answer
     │   ├── StoreRefused           damaged, foreign, too new, or on a network file system
+    │   │   └── StoreMoved         the consumer is moving to another store, or has moved there
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
@@ -84,6 +85,7 @@ __all__ = [
     "StoreClosed",
     "StoreError",
     "StoreFull",
+    "StoreMoved",
     "StoreRefused",
     "StoreUnavailable",
     "StoreUncertain",
@@ -175,6 +177,10 @@ class StoreFull(StoreUnavailable):
 
 class StoreRefused(StoreError):
     """The store exists but must not be used as it is; it was not touched."""
+
+
+class StoreMoved(StoreRefused):
+    """The consumer is moving to another store, or has moved there: this store alone does not know all its events."""
 
 
 class StoreClosed(StoreError):

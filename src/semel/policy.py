@@ -1,5 +1,6 @@
 """Settings of a client for its deliveries: frozen, keyword-only, checked when made."""
 
+import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +11,16 @@ from semel.errors import PolicyInvalid
 from semel.types import ErrorInfo, Mode, Probe
 from semel.windows import duration_us
 
-__all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "OnUnavailable", "Policy", "check_fits"]
+__all__ = [
+    "LEASE_MAX_S",
+    "LEASE_MIN_S",
+    "VALUE_BYTES_LIMIT",
+    "InboxColumns",
+    "InboxTable",
+    "OnUnavailable",
+    "Policy",
+    "check_fits",
+]
 
 LEASE_MIN_S = 0.02
 """A shorter lease would end during its own renewal."""
@@ -27,6 +37,47 @@ PROBED_MODES: tuple[Mode, ...] = ("lease", "quarantine", "observe")
 TRANSACTION_MODES: tuple[Mode, ...] = ("inbox", "transaction")
 
 OnUnavailable: TypeAlias = Literal["refuse", "run"]
+
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+
+
+class InboxColumns(Struct, frozen=True, kw_only=True):
+    """Column names of an existing table of processed events; empty: there is no such column.
+
+    `processed_events (id UNIQUE, processed_at DEFAULT now())` is `InboxColumns(event_id="id")`.
+    """
+
+    event_id: str = "event_id"
+    tenant: str = ""
+    consumer: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("event_id", "tenant", "consumer"):
+            name = getattr(self, field)
+            if (name or field == "event_id") and not _NAME.fullmatch(name):
+                raise PolicyInvalid(
+                    f"{name!r} is not a valid name for the column {field}; use a-z, 0-9 and _"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The written columns, the id first. They must be unique together."""
+        return tuple(name for name in (self.event_id, self.tenant, self.consumer) if name)
+
+
+class InboxTable(Struct, frozen=True):
+    """An existing table of processed events that an inbox writes its marks to, instead of semel's own.
+
+    Its rows stay until you remove them: they have no window, and no value or fingerprint.
+    """
+
+    name: str
+    columns: InboxColumns = InboxColumns()
+
+    def __post_init__(self) -> None:
+        if not all(_NAME.fullmatch(part) for part in self.name.split(".", 1)):
+            raise PolicyInvalid(f"{self.name!r} is not a valid name for a table; use a-z, 0-9 and _")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -77,6 +128,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     What has run without a claim is not recorded: every duplicate runs too, until the store is back.
     """
+
+    inbox_table: InboxTable | None = None
+    """For mode inbox: an existing table of processed events to write the marks to, instead of semel's own."""
 
     def __post_init__(self) -> None:
         self._read_near_misses()

@@ -13,6 +13,7 @@ from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.server import places as servers
+from tests.stores.migrating import places as moves
 from tests.stores.postgres import places
 from tests.stores.redis import places as redis_places
 from tests.stores.tiered import places as tiers
@@ -30,6 +31,8 @@ class Kind(NamedTuple):
     """The native twin of another kind, for callers that block: where both colours are tested it adds nothing."""
     without: frozenset[str] = frozenset()
     """Scenarios about what is refused there."""
+    two_clocks: bool = False
+    """Two stores answer, each by a clock of its own, so that the model cannot know the time of an answer."""
     needs_service: bool = False
     """It needs a server, so that `make check` leaves it out."""
 
@@ -97,5 +100,14 @@ KINDS = [
     ),
     Kind("redis-over-sqlite", tiers.CAPABILITIES, tiers.redis_over_sqlite, lasts=True, needs_service=True),
     Kind("memory-over-sqlite", tiers.CAPABILITIES, tiers.memory_over_sqlite, lasts=True),
+    Kind("sqlite-to-sqlite", moves.SQLITE, moves.sqlite_to_sqlite, lasts=True, two_clocks=True),
+    Kind(
+        "redis-to-postgres",
+        moves.SERVERS,
+        moves.redis_to_postgres,
+        lasts=True,
+        two_clocks=True,
+        needs_service=True,
+    ),
 ]
 """Add a store here, and everything in this folder is run on it."""

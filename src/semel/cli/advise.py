@@ -30,9 +30,9 @@ BARS, CURVE, NOW, SUGGESTED = "#56b4e9", "#000000", "#d55e00", "#009e73"
 """Colours that colour-blind people can tell apart."""
 
 
-def svg(seconds: Sequence[float], *, suggested_s: float, current_s: float | None, title: str) -> str:
+def svg(seconds: Sequence[float], *, suggested_s: float | None, current_s: float | None, title: str) -> str:
     """Return the SVG of ascending lags. The left scale is for the bars, the right one for the curve."""
-    longest_s = max(seconds[-1], suggested_s, current_s or 0.0) * 1.5
+    longest_s = max(seconds[-1], suggested_s or 0.0, current_s or 0.0, SHORTEST_S) * 1.5
     decades = log10(longest_s / SHORTEST_S)
 
     def x(at_s: float) -> float:

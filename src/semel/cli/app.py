@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from semel.cli.advise import advise
+from semel.cli.audit.command import audit
 from semel.cli.bench.command import bench
 from semel.cli.consume import consume
 from semel.cli.consumers import consumer, window
@@ -15,8 +16,10 @@ from semel.cli.doctor import doctor
 from semel.cli.explain import explain
 from semel.cli.filter import filter_lines
 from semel.cli.help import App, HelpGroup
+from semel.cli.imports.command import import_keys
 from semel.cli.listen import listen
 from semel.cli.maintenance import migrate, purge, stats
+from semel.cli.move import move
 from semel.cli.once import once
 from semel.cli.options import (
     ConsumerOption,
@@ -159,8 +162,11 @@ app.add_typer(outbox, name="outbox", help="Messages that wait to be published, o
 app.command("serve")(serve)
 app.add_typer(token, name="token", help="Who may use the service, for which tenant, in which role.")
 app.command("migrate")(migrate)
+app.command("import")(import_keys)
+app.add_typer(move, name="move", help="Move consumers from one store to another.")
 app.command("explain")(explain)
 app.command("doctor")(doctor)
 app.command("advise")(advise)
+app.command("audit")(audit)
 app.command("history")(history)
 app.command("bench")(bench)

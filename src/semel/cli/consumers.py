@@ -243,6 +243,7 @@ def list_windows(
             (*name, us)
             for name, us in reach.read_settings().windows.items()
             if settings.tenant in (None, name[0]) and settings.consumer in (None, name[1])
+            if settings.tenant is not None or not is_own(name[0], name[1])
         )
     if as_json:
         print_json({"windows": [_document(*each) for each in stored]})

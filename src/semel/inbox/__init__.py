@@ -38,6 +38,11 @@ def ainbox_for(
 def _words(
     handle: CallerConnection | AsyncCallerConnection, store: Store | AsyncStore, plan: ItemBuilder
 ) -> InboxStatements:
+    table = plan.policy.inbox_table
+    if table is not None:
+        from semel.inbox.adopted import AdoptedTableStatements
+
+        return AdoptedTableStatements(table, handle.dialect, plan)
     if handle.dialect == "sqlite":
         from semel.inbox.sqlite import SqliteInboxStatements
         from semel.stores.sqlite import SqliteStore

@@ -9,6 +9,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from semel.core.commands import Admit, ReadSettings, StoreSettings
+from semel.core.moves import check_moves
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import (
     EventLoopBlocked,
@@ -16,6 +17,7 @@ from semel.errors import (
     ModeMismatch,
     StoreClosed,
     StoreError,
+    StoreMoved,
     StoreUnavailable,
 )
 from semel.runtime.channel import Channel, Coalescer, LoopCoalescer, channel_for
@@ -132,7 +134,7 @@ class Runtime:
             self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
             return
         self._hold(self.channel.send((Admit(tenant, consumer, mode, ids),))[0], consumer, mode)
-        self._note(self.channel.send((ReadSettings(),))[0], needed=True)
+        self._note(self.channel.send((ReadSettings(),))[0], needed=(tenant, consumer))
         self._hold_ids(tenant, consumer, ids)
         self._admitted.add((tenant, consumer, mode, ids))
 
@@ -145,6 +147,7 @@ class Runtime:
         if isinstance(settings, Unavailable):
             self._hold(settings, consumer, "inbox")
         elif (tenant, consumer) in settings.modes:
+            check_moves(settings.windows, [(tenant, consumer)])
             self._hold(settings.modes[tenant, consumer], consumer, "inbox")
             self._admitted.add((tenant, consumer, "inbox", ""))
 
@@ -183,7 +186,7 @@ class Runtime:
             self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
             return
         self._hold((await self.channel.asend((Admit(tenant, consumer, mode, ids),)))[0], consumer, mode)
-        self._note((await self.channel.asend((ReadSettings(),)))[0], needed=True)
+        self._note((await self.channel.asend((ReadSettings(),)))[0], needed=(tenant, consumer))
         self._hold_ids(tenant, consumer, ids)
         self._admitted.add((tenant, consumer, mode, ids))
 
@@ -257,8 +260,9 @@ class Runtime:
         with self._lock:
             self.fresh_until, self._read = 0.0, False
 
-    def _note(self, settings: StoreSettings | Unavailable, *, needed: bool = False) -> None:
+    def _note(self, settings: StoreSettings | Unavailable, *, needed: tuple[str, str] | None = None) -> None:
         if isinstance(settings, StoreSettings):
+            self._refuse_moved(settings, needed)
             self.windows = settings.windows
             self.live_us = settings.live_us
             self._ids = settings.ids
@@ -268,6 +272,16 @@ class Runtime:
             self._read = True
             if not self._closed:
                 self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
+
+    def _refuse_moved(self, settings: StoreSettings, needed: tuple[str, str] | None) -> None:
+        """Raise `StoreMoved` if a consumer must not use this store alone, now and in every later call."""
+        scopes = {(tenant, consumer) for tenant, consumer, _, _ in self._admitted}
+        try:
+            check_moves(settings.windows, scopes if needed is None else {*scopes, needed})
+        except StoreMoved:
+            self._admitted.clear()
+            self.expire_settings()
+            raise
 
     def close(self) -> None:
         """Stop renewing, send queued items, close the store if this runtime owns it. Idempotent."""

@@ -32,6 +32,7 @@ _BUILT_IN: dict[str, str] = {
     "http": "semel.stores.http:from_url",
     "https": "semel.stores.http:from_url",
     "tiered": "semel.stores.tiered:from_url",
+    "migrating": "semel.stores.migrating:from_url",
 }
 
 _named: dict[str, MemoryStore] = {}

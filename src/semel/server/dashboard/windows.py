@@ -9,6 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.core.commands import SetWindow
+from semel.core.ids import is_own
 from semel.errors import SemelError
 from semel.keys.limits import check_consumer
 from semel.observe.advise import Advice
@@ -39,7 +40,9 @@ def routes(desk: Dashboard) -> list[Route]:
         settings = await desk.figures.settings()
         counts = await desk.figures.lags(viewer.tenant, consumer)
         stored = [
-            (place, us) for place, us in sorted(settings.windows.items()) if viewer.tenant in (None, place[0])
+            (place, us)
+            for place, us in sorted(settings.windows.items())
+            if viewer.tenant in (None, place[0]) and not is_own(place[0], place[1])
         ]
         names = sorted(place for place in settings.modes if viewer.tenant in (None, place[0]))
         in_force = [

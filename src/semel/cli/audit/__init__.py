@@ -1,0 +1,1 @@
+"""`semel audit`: the duplicates in stored events."""

@@ -1,0 +1,1 @@
+"""`semel import`: take over what another system has recorded as processed."""
