@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
-FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core keys runtime simulation stores/sqlite server/test_fuzz.py)
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core fuzz keys runtime simulation stores/sqlite server/test_fuzz.py)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
 PYTHON ?=
@@ -94,8 +94,9 @@ demo: $(RUNNABLE) ## Kill workers amid a storm of duplicates, and count what is 
 	@$(BIN)/semel demo
 
 .PHONY: render
-render: $(STAMP) ## Write the pages that are made from the program: guarantees, command line, public names
+render: $(STAMP) ## Write the pages that are made from the program: guarantees, exploration, command line, public names
 	$(BIN)/python -m tests.faults.render_guarantees
+	$(BIN)/python -m tests.simulation.render_exploration
 	$(BIN)/python -m tests.cli.render_reference
 	$(BIN)/python -m tests.render_api
 

@@ -38,7 +38,8 @@ MODULES = {
     "semel.testing": "For tests of programs that use semel.",
     "semel.testing.queue": "An at-least-once queue in one process.",
     "semel.testing.faults": "Stores that fail on purpose.",
-    "semel.testing.simulate": "The simulation of every schedule.",
+    "semel.testing.simulate": "The simulation: thousands of random schedules.",
+    "semel.testing.explore": "The exploration: every schedule within bounds.",
     "semel.testing.store_contract": "The contract for a store of your own.",
     "semel.testing.broker_contract": "The contract for a broker of your own.",
 }

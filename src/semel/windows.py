@@ -39,6 +39,8 @@ WINDOW_MAX_S = 90 * 86400
 """The longest window; longer than the redelivery time of any known broker."""
 
 _UNITS_US = {"us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
+_CHARS_MAX = 64
+"""Longer than any duration that a person writes; reading a long row of digits takes time with its square."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 
 
@@ -52,10 +54,10 @@ def duration_us(duration: Duration) -> int:
     if isinstance(duration, bool) or not isinstance(duration, str | float | int):
         raise PolicyInvalid(f"{duration!r} is not a duration; give seconds, text like 24h, or a timedelta")
     if isinstance(duration, str):
-        parts = _PART.findall(duration)
+        parts = _PART.findall(duration) if len(duration) <= _CHARS_MAX else []
         if not parts or "".join(number + unit for number, unit in parts) != duration:
             raise PolicyInvalid(
-                f"{duration!r} is not a duration; write it like 24h, 15m, 1h30m, 30s or 250ms"
+                f"{duration[:_CHARS_MAX]!r} is not a duration; write it like 24h, 15m, 1h30m, 30s or 250ms"
             )
         duration = sum(float(number) * _UNITS_US[unit] for number, unit in parts) / 10**6
     if not 0 <= duration < 2**40:

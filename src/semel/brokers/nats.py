@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 import msgspec
 from nats.aio.client import Client
@@ -17,7 +17,7 @@ from nats.js.errors import APIError, NotFoundError
 from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import MessageTooLarge, PolicyInvalid, SourceRefused, SourceUnavailable, UsageError
-from semel.runtime.urls import struct_options
+from semel.runtime.urls import parse_url, struct_options
 
 __all__ = ["JetStream", "NatsOptions", "connect", "from_url"]
 
@@ -55,7 +55,7 @@ class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def from_url(url: str) -> "JetStream":
     """Return the source of a URL such as `nats://host:4222?stream=ORDERS&durable=billing`; commas separate hosts."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), struct_options(url, NatsOptions))
 
 

@@ -29,7 +29,7 @@ from pamqp.commands import Connection
 from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import PolicyInvalid, SemelError, SourceRefused, SourceUnavailable, UsageError
-from semel.runtime.urls import struct_options
+from semel.runtime.urls import parse_url, struct_options
 
 __all__ = ["RabbitConnection", "RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
 
@@ -105,7 +105,7 @@ class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def from_url(url: str) -> "RabbitQueue":
     """Return the source of a URL such as `amqp://user:password@host/vhost?queue=orders`."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     return RabbitQueue(
         urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")),
         struct_options(url, RabbitmqOptions),

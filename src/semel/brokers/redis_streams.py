@@ -25,7 +25,7 @@ from redis.exceptions import (
 from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import PolicyInvalid, SemelError, SourceRefused, SourceUnavailable
-from semel.runtime.urls import struct_options
+from semel.runtime.urls import parse_url, struct_options
 
 __all__ = ["RedisStream", "RedisStreamsOptions", "from_url"]
 
@@ -113,7 +113,7 @@ def from_url(url: str) -> "RedisStream":
 
 def place_of(url: str) -> tuple[str, RedisStreamsOptions]:
     """Parse a URL into the driver's URL of the server and the options. Raises `UsageError`."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     scheme = parts.scheme.replace("valkeys", "rediss").replace("valkey", "redis")
     return urlunsplit((scheme, parts.netloc, parts.path, "", "")), struct_options(url, RedisStreamsOptions)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiobotocore.config import AioConfig
@@ -30,7 +29,7 @@ from semel.errors import (
     SourceUnavailable,
     UsageError,
 )
-from semel.runtime.urls import option_texts, struct_options
+from semel.runtime.urls import option_texts, parse_url, struct_options
 
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]
 
@@ -83,7 +82,7 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def from_url(url: str) -> "SqsQueue":
     """Return the source of a URL such as `sqs://eu-west-1/orders`; credentials are found as AWS's own tools do it."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     given = {"queue": parts.path.strip("/"), "region": "" if "region" in option_texts(url) else parts.netloc}
     options = struct_options(url, SqsOptions, {name: text for name, text in given.items() if text})
     if not options.queue:

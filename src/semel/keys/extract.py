@@ -261,10 +261,13 @@ def extractor(spec: KeySpec) -> Extractor:
 
 
 def _leaf_decoder(segments: tuple[str, ...]) -> msgspec.json.Decoder[Any] | None:
-    """Return a decoder that reads one nested field and skips the rest; None if the path may have an index."""
+    """Return a decoder that reads one nested field and skips the rest; None if the path has an index or an odd name."""
     if any(segment.isdecimal() for segment in segments):
         return None
     kind: Any = str | int
-    for segment in reversed(segments):
-        kind = msgspec.defstruct("Nested", [("member", kind)], rename={"member": segment})
+    try:
+        for segment in reversed(segments):
+            kind = msgspec.defstruct("Nested", [("member", kind)], rename={"member": segment})
+    except ValueError:  # a quote, a backslash or a control character in a name
+        return None
     return msgspec.json.Decoder(kind)

@@ -3,18 +3,41 @@
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from msgspec import Struct
 from msgspec.structs import fields
 
 from semel.errors import PolicyInvalid
 
-__all__ = ["check_names", "option_texts", "read_options", "struct_options"]
+__all__ = ["check_names", "option_texts", "parse_url", "port_of", "read_options", "struct_options"]
 
 AnyOptions = TypeVar("AnyOptions", bound=Struct)
 
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def parse_url(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises `PolicyInvalid` for a host that cannot be read.
+
+    Errors name the scheme only: the rest of a URL may hold secrets.
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        scheme = url.partition(":")[0]
+        raise PolicyInvalid(
+            f"{scheme}: the host in this URL cannot be read ({error}); write {scheme}://host:port, an IPv6 address in"
+            " brackets"
+        ) from None
+
+
+def port_of(parts: SplitResult, default: int) -> int:
+    """Return the port in a URL. Raises `PolicyInvalid` if it is not a port."""
+    try:
+        return parts.port or default
+    except ValueError:
+        raise PolicyInvalid(f"{parts.scheme}: the port is a number up to 65535, like {default}") from None
 
 
 def option_texts(url: str) -> dict[str, str]:
@@ -22,7 +45,7 @@ def option_texts(url: str) -> dict[str, str]:
 
     Errors name the scheme only: the rest of a URL may hold secrets.
     """
-    parts = urlsplit(url)
+    parts = parse_url(url)
     if parts.fragment:
         raise PolicyInvalid(f"{parts.scheme}: a URL ends with its options; write # as %23")
     try:

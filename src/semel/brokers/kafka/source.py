@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -21,7 +20,7 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.daemon_thread import DaemonThread
 from semel.runtime.process import asyncio
-from semel.runtime.urls import struct_options
+from semel.runtime.urls import parse_url, struct_options
 
 __all__ = ["CALL_S", "KafkaOptions", "KafkaSource", "RecordPosition", "from_url", "place_of", "topics_of"]
 
@@ -94,7 +93,7 @@ def from_url(url: str) -> "KafkaSource":
 
 def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
     """Parse a URL into the brokers and the options. Raises `UsageError`."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     options = struct_options(url, kind, {"topic": path} if (path := parts.path.strip("/")) else None)
     if not options.topic or not options.group:
         raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")

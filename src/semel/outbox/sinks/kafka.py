@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -15,7 +14,7 @@ from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, refusal, stretches, unavailable
 from semel.runtime.daemon_thread import DaemonThread
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, read_options
 
 __all__ = ["KafkaSink", "from_url"]
 
@@ -237,7 +236,7 @@ def headers_of(row: OutboxRow) -> list[tuple[str, str | bytes | None]]:
 
 def from_url(url: str) -> KafkaSink:
     """`kafka://host:9092,other:9092?topic=orders`."""
-    parts, options = urlsplit(url), read_options(url, {"topic": str})
+    parts, options = parse_url(url), read_options(url, {"topic": str})
     if not parts.netloc or "@" in parts.netloc:
         raise PolicyInvalid("write kafka://host:9092?topic=...; credentials go into KafkaSink(settings=...)")
     return KafkaSink(parts.netloc, **options)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 import nats
 import nats.errors
@@ -12,7 +12,7 @@ import nats.js.errors
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, in_turns, refusal, unavailable
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, port_of, read_options
 
 __all__ = ["NatsSink", "from_url"]
 
@@ -98,7 +98,7 @@ def headers_of(row: OutboxRow) -> dict[str, str]:
 
 def from_url(url: str) -> NatsSink:
     """`nats://host:4222?subject=orders.created`."""
-    parts, options = urlsplit(url), read_options(url, {"subject": str})
+    parts, options = parse_url(url), read_options(url, {"subject": str})
     bare = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
-    where = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
+    where = f"{parts.scheme}://{parts.hostname}:{port_of(parts, 4222)}"
     return NatsSink(bare, name=where, **options)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 import aio_pika
 from aio_pika.abc import DeliveryMode
@@ -13,7 +13,7 @@ from semel.brokers.rabbitmq import is_refusal
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, in_turns, refusal, unavailable
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, port_of, read_options
 
 __all__ = ["RabbitmqSink", "from_url"]
 
@@ -95,7 +95,7 @@ def message_of(row: OutboxRow) -> aio_pika.Message:
 
 def from_url(url: str) -> RabbitmqSink:
     """`amqp://user:password@host:5672/vhost?exchange=orders&routing_key=created`."""
-    parts, options = urlsplit(url), read_options(url, {"exchange": str, "routing_key": str})
+    parts, options = parse_url(url), read_options(url, {"exchange": str, "routing_key": str})
     bare = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
-    where = f"{parts.scheme}://{parts.hostname}:{parts.port or 5672}{parts.path}"
+    where = f"{parts.scheme}://{parts.hostname}:{port_of(parts, 5672)}{parts.path}"
     return RabbitmqSink(bare, name=where, **options)

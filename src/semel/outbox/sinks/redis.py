@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -14,7 +14,7 @@ from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRef
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import HELD, destination_of, refusal, stretches, unavailable
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, port_of, read_options
 
 __all__ = ["RedisSink", "from_url"]
 
@@ -119,8 +119,8 @@ def fields_of(row: OutboxRow) -> list[str | bytes]:
 
 def from_url(url: str) -> RedisSink:
     """`redis://host:6379/0?stream=orders&length_max=100000`."""
-    parts, options = urlsplit(url), read_options(url, {"stream": str, "length_max": int})
+    parts, options = parse_url(url), read_options(url, {"stream": str, "length_max": int})
     scheme = parts.scheme.replace("valkey", "redis")
     bare = urlunsplit((scheme, parts.netloc, parts.path, "", ""))
-    where = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+    where = f"{parts.scheme}://{parts.hostname}:{port_of(parts, 6379)}{parts.path}"
     return RedisSink(bare, name=where, **options)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiobotocore.config import AioConfig
@@ -19,7 +18,7 @@ from semel.brokers.sqs import REFUSALS
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, refusal, unavailable
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, read_options
 
 __all__ = ["SqsSink", "from_url"]
 
@@ -198,6 +197,6 @@ def group_of(row: OutboxRow) -> str:
 
 def from_url(url: str) -> SqsSink:
     """`sqs://eu-west-1/orders.fifo`, or `sqs://eu-west-1/orders?endpoint=http://localhost:9324`."""
-    parts, options = urlsplit(url), read_options(url, {"endpoint": str, "region": str})
+    parts, options = parse_url(url), read_options(url, {"endpoint": str, "region": str})
     region = options.get("region") or parts.hostname
     return SqsSink(queue=parts.path.strip("/"), region=region, endpoint=options.get("endpoint"))

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 from msgspec import Struct
@@ -17,6 +16,7 @@ from semel.errors import PolicyInvalid
 from semel.ingest.signing import SECRETS_MAX, signatures, signer_of
 from semel.outbox.message import attributes
 from semel.outbox.sinks import in_turns
+from semel.runtime.urls import parse_url, port_of
 
 __all__ = ["AddressRefused", "Allowed", "WebhookSink", "from_url", "is_public", "resolve_address"]
 
@@ -166,7 +166,7 @@ class WebhookSink:
         call_max_s: float = CALL_MAX_S,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        parts = urlsplit(url)
+        parts = parse_url(url)
         if parts.scheme != "https" and not (private and parts.scheme == "http"):
             raise PolicyInvalid(
                 "a webhook needs https://; http:// is for private targets, which --private allows"
@@ -179,7 +179,7 @@ class WebhookSink:
         self._allowed = Allowed.of(allow)
         self._parts = parts
         self._host: str = parts.hostname
-        self._port: int = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port: int = port_of(parts, 443 if parts.scheme == "https" else 80)
         self.name: str = f"{parts.scheme}://{self._host}:{self._port}{parts.path}"
         self._private = private
         self._wait_s = wait_s

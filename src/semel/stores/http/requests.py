@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
 import httpx2
 import msgspec
@@ -15,7 +15,7 @@ from msgspec import Struct
 from semel.core.commands import Admit, Answer, Claim, Count, Item, Lookup, ReadSettings, Renew, Scan, Settle
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreRefused, StoreUnavailable
-from semel.runtime.urls import struct_options
+from semel.runtime.urls import parse_url, struct_options
 from semel.stores.http import encoding
 from semel.types import Completed, Forgotten, Unavailable
 
@@ -86,7 +86,7 @@ class HttpTarget(Struct, frozen=True):
 
 def parse(url: str, given: dict[str, Any]) -> HttpTarget:
     """Parse the URL and the options. Raises `PolicyInvalid`."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
         raise PolicyInvalid(f"{_shorten(parts)!r} is not a server's URL; write https://host:port")
     if parts.username:

@@ -1,13 +1,13 @@
 """Records in PostgreSQL: durable, shared by many machines, readable by operators."""
 
 from typing import Any, get_type_hints
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from psycopg import pq
 
 from semel.errors import PolicyInvalid, StoreUnknown
 from semel.runtime.extras import install_command
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, read_options
 from semel.stores.postgres.schema import schema_sql
 from semel.stores.postgres.settings import PostgresOptions
 from semel.stores.postgres.store import PostgresStore
@@ -30,7 +30,7 @@ def from_url(url: str) -> PostgresStore:
 
 def split_url(url: str) -> tuple[str, dict[str, Any]]:
     """Split a URL into the driver's URL and semel's own options. Raises `PolicyInvalid`."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     if parts.scheme not in SCHEMES or parts.fragment:
         raise PolicyInvalid("this is not a PostgreSQL URL; write postgresql://user@host:5432/database")
     theirs = {each.keyword.decode() for each in pq.Conninfo.get_defaults()}

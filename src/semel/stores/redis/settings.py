@@ -2,12 +2,12 @@
 
 import re
 from typing import Any, Literal, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from msgspec import Struct
 
 from semel.errors import PolicyInvalid
-from semel.runtime.urls import struct_options
+from semel.runtime.urls import parse_url, struct_options
 
 __all__ = ["RedisOptions", "parse", "without_password"]
 
@@ -126,7 +126,7 @@ class RedisTarget(Struct, frozen=True, kw_only=True):
 
 def parse(url: str, given: dict[str, Any]) -> tuple[RedisTarget, RedisOptions]:
     """Parse the URL and the options. Raises `PolicyInvalid` for a bad URL or an unknown option."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     shown = without_password(url)
     if parts.scheme not in SCHEMES or not parts.netloc or parts.fragment:
         raise PolicyInvalid(

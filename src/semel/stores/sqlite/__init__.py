@@ -1,9 +1,9 @@
 """Records in one SQLite file: the embedded default, durable and shared by the processes of one computer."""
 
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from semel.errors import PolicyInvalid
-from semel.runtime.urls import read_options
+from semel.runtime.urls import parse_url, read_options
 from semel.stores.sqlite.schema import schema_sql
 from semel.stores.sqlite.store import SqliteStore
 
@@ -14,7 +14,7 @@ OPTIONS: dict[str, type] = {"synchronous": str, "readable_keys": bool, "adopt": 
 
 def from_url(url: str) -> SqliteStore:
     """Return the store for the URL, without opening the file. Raises `PolicyInvalid` for unknown options."""
-    parts = urlsplit(url)
+    parts = parse_url(url)
     if parts.scheme != "sqlite" or parts.netloc or not parts.path.startswith("/") or parts.fragment:
         raise PolicyInvalid(
             f"{url!r} is not an SQLite URL; write sqlite:///relative.db, or sqlite:////absolute/path.db"

@@ -10,7 +10,8 @@ from semel.core import flows
 from semel.core.commands import Claim, ClaimAnswer, Flow, Invoke, Mark, Raised
 from semel.core.settlement import Task
 from semel.policy import Policy
-from semel.testing._simulation.referee import MAX_ATTEMPTS, SimAttempt, SimEvent
+from semel.testing._simulation.handler import handler_of, play
+from semel.testing._simulation.referee import MAX_ATTEMPTS, WHOLE, SimAttempt, SimEvent
 from semel.testing._simulation.store import Commit, Flaws, SimSeen, SinkKind
 from semel.testing._simulation.worker import Declined
 from semel.testing._simulation.world import LEASE_US, Violation
@@ -41,6 +42,8 @@ class Mode(Struct, frozen=True, kw_only=True):
     """Whether the handler has a probe. Its answers are true and final; in quarantine it sometimes cannot tell."""
     journal: bool = False
     in_transaction: bool = False
+    parts: tuple[str, ...] = WHOLE
+    """The steps of the handler, each with an effect of its own."""
     may_flush: bool = False
     once: bool = True
     """Whether an event never has two effects, even if workers die."""
@@ -91,6 +94,11 @@ def run_leased(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[
     return flows.once(task)
 
 
+def run_in_steps(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """Run the real flow of mode lease, with a handler that has its effects in real steps."""
+    return play(flows.once(task), handler_of(attempt.event))
+
+
 def run_marked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Run the real flow of mode mark: mark, then run."""
     tenant, consumer, key = task.claim.id
@@ -129,6 +137,14 @@ MODES: dict[str, Mode] = {
         Mode(name="lease-keyed", flow=run_leased, may_flush=True),
         Mode(name="lease-fenced", flow=run_leased, sink="fenced", once=False, may_flush=True),
         Mode(name="lease-plain", flow=run_leased, sink="plain", once=False, may_flush=True),
+        Mode(
+            name="steps",
+            flow=run_in_steps,
+            sink="plain",
+            parts=("charge", "mail"),
+            once=False,
+            may_flush=True,
+        ),
         Mode(name="quarantine", flow=run_leased, sink="plain", quarantine=True),
         Mode(name="lease-probe", flow=run_leased, sink="plain", probe=True),
         Mode(name="quarantine-probe", flow=run_leased, sink="plain", quarantine=True, probe=True),
@@ -146,12 +162,13 @@ def judge(mode: Mode, event: SimEvent) -> None:
         if event.effects and event.kind == "permanent":
             raise Violation("twice", f"{event.payload}: failed for good, but there is an effect")
         return
-    if event.effects == 0:
+    if not event.happened:
         _without_effect(mode, event)
-    elif event.effects > 1 and mode.suppresses:
-        if mode.once:
+    if event.repeated and mode.suppresses:
+        if mode.once and not event.forgets:
             raise Violation("twice", f"{event.payload}: {event.effects} effects")
-        if event.effects - 1 > event.touched + event.losses:
+        allowed = event.touched + (event.losses + event.forgets) * len(event.parts)
+        if event.repeated > allowed:
             raise Violation(
                 "twice",
                 f"{event.payload}: {event.effects} effects, but faults touched only {event.touched} attempts"
@@ -163,7 +180,7 @@ def judge(mode: Mode, event: SimEvent) -> None:
 
 def _without_effect(mode: Mode, event: SimEvent) -> None:
     if event.failed:
-        if event.grants <= MAX_ATTEMPTS:
+        if event.grants < MAX_ATTEMPTS:
             raise Violation("gave up", f"{event.payload}: failed after {event.grants} attempts")
     elif mode.journal and not event.grants:
         return  # every listener died before it made a claim: the event was never accepted

@@ -96,6 +96,14 @@ def takeover_starts_afresh(record: Record | None, item: Any, now: int) -> Decisi
     return answer, written
 
 
+def takeover_forgets_steps(record: Record | None, item: Any, now: int) -> Decision:
+    """A takeover does not hand on which steps were done."""
+    answer, written = decide(record, item, now)
+    if type(item) is Claim and type(answer) is Granted and written is not None:
+        return replace(answer, steps=()), replace(written, steps=())
+    return answer, written
+
+
 def spares_only_done(record: Record, _now: int) -> bool:
     """A purge that removes every unfinished claim."""
     return record.state != "claimed"
@@ -193,6 +201,7 @@ MUTANTS: dict[str, Mutant] = {
     "unconditional delete on error": Mutant(mode="lease-plain", flaws=Flaws(decide=delete_on_error)),
     "release keeps the owner": Mutant(mode="lease-plain", flaws=Flaws(decide=released_keeps_owner)),
     "takeover forgets the attempts": Mutant(mode="lease-keyed", flaws=Flaws(decide=takeover_starts_afresh)),
+    "takeover forgets the steps": Mutant(mode="steps", flaws=Flaws(decide=takeover_forgets_steps)),
     "expired row counted as present": Mutant(mode="lease-keyed", flaws=Flaws(decide=expired_is_present)),
     "no takeover": Mutant(mode="lease-keyed", flaws=Flaws(decide=no_takeover)),
     "purge of running claims": Mutant(mode="lease-plain", flaws=Flaws(spared_by_purge=spares_only_done)),

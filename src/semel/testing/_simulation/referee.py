@@ -3,6 +3,7 @@
 It shares no code with the store: it uses only the answers and the store's clock.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from semel.codec import encode
@@ -11,37 +12,46 @@ from semel.testing._simulation.world import WINDOW_US, Violation, World
 from semel.types import Busy, Completed, Done, Failed, Forgotten, Id, Renewed, Unknown
 
 MAX_ATTEMPTS = 5
+WHOLE = ("",)
+"""The parts of a handler without steps."""
 
 
 class SimEvent:
     """One event, however often it is delivered."""
 
     __slots__ = (
+        "applied",
         "completed",
         "duplicates",
-        "effects",
         "failed",
         "fences",
+        "forgets",
         "grants",
         "id",
         "kind",
         "losses",
+        "parts",
         "payload",
         "touched",
         "unknown",
         "values",
     )
 
-    def __init__(self, record_id: Id, payload: str, kind: str) -> None:
+    def __init__(self, record_id: Id, payload: str, kind: str, parts: tuple[str, ...] = WHOLE) -> None:
         self.id = record_id
         self.payload = payload
         self.kind = kind
         """`fine`, `permanent` (raises for good), `poison` (raises always) or `killer` (kills its worker)."""
-        self.effects = 0
+        self.parts = parts
+        """The steps of its handler, each with an effect of its own; one without a name if it has no steps."""
+        self.applied: dict[str, int] = {}
+        """How often each part had its effect."""
         self.touched = 0
         """How many attempts a fault touched: each may cost one repetition, and no more."""
         self.losses = 0
         """How often the store lost its record."""
+        self.forgets = 0
+        """How often an operator made it new again: each may cost one repetition of every part."""
         self.grants = 0
         self.completed = False
         self.failed = False
@@ -50,6 +60,46 @@ class SimEvent:
         self.fences: list[int] = []
         """Fences of the effects that a fenced sink applied, in order."""
         self.values: list[bytes | None] = []
+
+    @property
+    def effects(self) -> int:
+        """How many effects there were, of all parts."""
+        return sum(self.applied.values())
+
+    @property
+    def happened(self) -> bool:
+        """Whether every part had its effect."""
+        return len(self.applied) == len(self.parts)
+
+    @property
+    def repeated(self) -> int:
+        """How many effects there were beyond the first of each part."""
+        return self.effects - len(self.applied)
+
+    def apply(self, part: str = "") -> None:
+        """Count an effect."""
+        self.applied[part] = self.applied.get(part, 0) + 1
+
+    def save(self) -> tuple[Any, ...]:
+        """Return all that is known of the event, to be restored later."""
+        return (
+            tuple(sorted(self.applied.items())),
+            self.touched,
+            self.losses,
+            self.forgets,
+            self.grants,
+            self.completed,
+            self.failed,
+            self.unknown,
+            tuple(self.fences),
+            tuple(self.values),
+        )
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Go back to what was saved."""
+        applied, self.touched, self.losses, self.forgets, self.grants = saved[:5]
+        self.completed, self.failed, self.unknown, fences, values = saved[5:]
+        self.applied, self.fences, self.values = dict(applied), list(fences), list(values)
 
 
 class SimAttempt:
@@ -88,8 +138,8 @@ class SimAttempt:
 
     @property
     def value(self) -> str:
-        """The value that its handler returns."""
-        return f"{self.event.payload} by {self.name}"
+        """The value that its handler returns: each attempt has another."""
+        return f"{self.event.payload} with {0 if self.granted is None else self.granted.fence}"
 
     def touch(self) -> None:
         """Note that a fault struck this attempt."""
@@ -128,6 +178,22 @@ class Referee:
     def _report(self, kind: str, text: str) -> None:
         if not self._harm_only:
             raise Violation(kind, text)
+
+    def save(self, record_id: Id, number: Callable[[SimAttempt], int]) -> tuple[Any, ...]:
+        """Return the ledger of one key, to be restored later; `number` stands for an attempt."""
+        held = self._held.get(record_id)
+        claim = None if held is None else (number(held.attempt), held.owner, held.fence, held.until)
+        return claim, self._fences.get(record_id, 0), self._completed.get(record_id)
+
+    def restore(self, record_id: Id, saved: tuple[Any, ...], attempts: list[SimAttempt]) -> None:
+        """Go back to what was saved."""
+        claim, self._fences[record_id], done = saved
+        self._held.pop(record_id, None)
+        self._completed.pop(record_id, None)
+        if claim is not None:
+            self._held[record_id] = SimClaim(attempts[claim[0]], *claim[1:])
+        if done is not None:
+            self._completed[record_id] = done
 
     # --- answers of the store ---
 
@@ -228,6 +294,7 @@ class Referee:
     def on_forget(self, record_id: Id) -> None:
         """Note that the record was forgotten: the event may run again."""
         self._held.pop(record_id, None)
+        self._completed.pop(record_id, None)
         self.events[record_id].unknown = False
 
     def on_flush(self) -> None:

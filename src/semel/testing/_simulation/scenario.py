@@ -66,11 +66,11 @@ class Simulation:
         result.events = len(self.events)
         result.deliveries = self.source.deliveries
         result.effects = sum(event.effects for event in fine)
-        result.repeated = sum(max(0, event.effects - 1) for event in fine)
+        result.repeated = sum(event.repeated for event in fine)
         result.given_up = sum(event.failed for event in fine)
-        result.lost = sum(not event.effects and not event.failed and event.grants > 0 for event in fine)
+        result.lost = sum(not event.happened and not event.failed and event.grants > 0 for event in fine)
         if not self.mode.journal:
-            result.lost = sum(not event.effects and not event.failed for event in fine)
+            result.lost = sum(not event.happened and not event.failed for event in fine)
         return result
 
     def _phase(self, keys: int, faults_us: int) -> None:
@@ -103,7 +103,7 @@ class Simulation:
             unasked = self.mode.quarantine and not self.mode.probe
             kinds = ("permanent", "poison") if unasked else ("permanent", "poison", "killer")
             kind = kinds[int(world.random() * len(kinds))]
-        event = SimEvent(("", "sim", f"k{number}"), f"e{len(self.events)}", kind)
+        event = SimEvent(("", "sim", f"k{number}"), f"e{len(self.events)}", kind, self.mode.parts)
         self.events.append(event)
         self.referee.events[event.id] = event
         return event

@@ -5,8 +5,19 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from semel.core.commands import Claim, Command, Lookup, Mark, Marked, Page, Renew, Resolve, Scan, Settle
-from semel.core.ids import idempotency_key
+from semel.core.commands import (
+    Claim,
+    Command,
+    Forget,
+    Lookup,
+    Mark,
+    Marked,
+    Page,
+    Renew,
+    Resolve,
+    Scan,
+    Settle,
+)
 from semel.core.machine import decide, standing
 from semel.errors import StoreUnavailable
 from semel.testing._simulation.referee import Referee, SimAttempt, SimEvent
@@ -124,7 +135,7 @@ class SimStore:
     ) -> None:
         answer = self.apply(item, attempt, skew_us)
         if self.world.trace is not None:
-            self.world.note(f"{attempt.name}: {_describe(item)} -> {_describe(answer)}")
+            self.world.note(f"{attempt.name}: {describe(item)} -> {describe(answer)}")
         if reply is not None and process.life == life:
             self.world.after(process, back_us, reply, *args, answer)
 
@@ -184,7 +195,7 @@ class SimStore:
         else:
             first = self._mark(item.id, self.flaws.window_us, now)
         if first:
-            event.effects += 1
+            event.apply()
         return first
 
     def _orphans(self, item: Scan, now: int) -> Page:
@@ -213,12 +224,22 @@ class SimStore:
         if self.world.trace is not None:
             self.world.note("the store loses everything")
 
+    def forget(self, event: SimEvent, *, force: bool = False) -> bool:
+        """Forget the record as an operator who wants the event to run again. Returns whether it was forgotten."""
+        answer = self.flaws.decide(self.records.get(event.id), Forget(event.id, force), self.now())
+        if answer[1] is None:
+            return False
+        self.records[event.id] = answer[1]
+        event.forgets += 1
+        self.referee.on_forget(event.id)
+        return True
+
     def resolve(self, event: SimEvent) -> bool:
         """Resolve an unknown record as an operator who looks into the sink. Returns whether it runs again."""
         record = standing(self.records.get(event.id), self.now())
         if record is None or record.state != "unknown":
             return False
-        happened = event.effects > 0
+        happened = event.happened
         item = Resolve(event.id, record.fence, "done" if happened else "absent", None, WINDOW_US)
         answer, written = decide(record, item, self.now())
         if written is None:
@@ -231,7 +252,7 @@ class SimStore:
         return False
 
 
-def _describe(thing: Any) -> str:
+def describe(thing: Any) -> str:
     """Return a short text of a command or answer, for the trace."""
     name = type(thing).__name__
     parts = [
@@ -255,42 +276,63 @@ class SimSink:
         self.world = world
         self.kind = kind
         self.flaws = flaws
-        self._keys: dict[str, None] = {}
+        self._keys: dict[Id, set[tuple[str, int]]] = {}
+        """By event: the parts that it applied, each with 0 or, if the key is one per attempt, its fence."""
         self._fences: dict[Id, int] = {}
-        self._values: dict[str, str] = {}
+        self._values: dict[Id, str] = {}
         self._closed: dict[Id, int] = {}
         """By event that a probe found without effect: the highest fence whose effects are refused from then on."""
 
     def probe(self, event: SimEvent, fence: int) -> Happened[str] | DidNotHappen:
         """Return whether the effect happened. The answer is final: from now on effects up to this fence are refused."""
-        if event.effects:
-            return Happened(self._values[event.payload])
+        if event.happened:
+            return Happened(self._values[event.id])
         self._closed[event.id] = max(fence, self._closed.get(event.id, 0))
         return DidNotHappen()
 
-    def apply(self, attempt: SimAttempt) -> bool:
+    def apply(self, attempt: SimAttempt, part: str = "") -> bool:
         """Apply the effect. Returns `False` if the fence is too old or a probe has found that it did not happen."""
         event = attempt.event
-        if attempt.granted is not None and attempt.granted.fence <= self._closed.get(event.id, 0):
+        fence = 0 if attempt.granted is None else attempt.granted.fence
+        if 0 < fence <= self._closed.get(event.id, 0):
             return False
         if self.kind == "keyed":
-            key = idempotency_key(event.id) + (attempt.name if self.flaws.key_per_attempt else "")
-            if key in self._keys:
+            keys = self._keys.setdefault(event.id, set())
+            key = (part, fence if self.flaws.key_per_attempt else 0)
+            if key in keys:
                 return True
-            self._keys[key] = None
-        elif self.kind == "fenced" and attempt.granted is not None:
-            fence = attempt.granted.fence
+            keys.add(key)
+        elif self.kind == "fenced" and fence:
             if fence < self._fences.get(event.id, 0) and not self.flaws.fence_ignored:
                 return False
             self._fences[event.id] = fence
             event.fences.append(fence)
-        event.effects += 1
-        self._values.setdefault(event.payload, attempt.value)
+        event.apply(part)
+        self._values.setdefault(event.id, attempt.value)
         attempt.effected = True
         if self.world.trace is not None:
-            self.world.note(f"{attempt.name}: EFFECT {event.effects} of {event.payload}")
+            self.world.note(f"{attempt.name}: EFFECT {event.effects} of {event.payload}{part and ' ' + part}")
         return True
+
+    def save(self, record_id: Id) -> tuple[Any, ...]:
+        """Return what the sink knows of one key, to be restored later."""
+        keys = frozenset(self._keys.get(record_id, ()))
+        return (
+            keys,
+            self._fences.get(record_id, 0),
+            self._values.get(record_id),
+            self._closed.get(record_id, 0),
+        )
+
+    def restore(self, record_id: Id, saved: tuple[Any, ...]) -> None:
+        """Go back to what was saved."""
+        keys, self._fences[record_id], value, self._closed[record_id] = saved
+        self._keys[record_id] = set(keys)
+        self._values.pop(record_id, None)
+        if value is not None:
+            self._values[record_id] = value
 
     def forget(self) -> None:
         """Forget all keys: the sink's own window is over too."""
         self._keys.clear()
+        self._values.clear()

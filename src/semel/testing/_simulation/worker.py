@@ -20,6 +20,7 @@ from semel.core.commands import (
     Watch,
 )
 from semel.errors import ClaimLost, NotApplied
+from semel.testing._simulation.handler import Leave, part_of
 from semel.testing._simulation.referee import SimAttempt
 from semel.testing._simulation.store import LATENCY_US, SimSink, SimStore
 from semel.testing._simulation.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
@@ -44,7 +45,7 @@ class Hiccup(Exception):
 class SimRun:
     """One flow in one process, and its current attempt."""
 
-    __slots__ = ("attempt", "finished", "flow", "handling", "seen_fence", "slept", "stage", "worker")
+    __slots__ = ("attempt", "finished", "flow", "handling", "part", "seen_fence", "slept", "stage", "worker")
 
     def __init__(
         self,
@@ -58,6 +59,8 @@ class SimRun:
         self.flow = flow
         self.finished = finished
         self.handling = False
+        self.part = ""
+        """The step whose effect is next; empty: the handler has no steps."""
         self.stage = 0
         """Grows with each step of the handler; steps of a cancelled handler are dropped."""
         self.slept = 0
@@ -128,8 +131,12 @@ class Worker:
                 return
             kind = type(command)
             if kind is Invoke:
+                run.part = part_of(command)
                 self._invoke(run)
                 return
+            if kind is Leave:
+                answer = Returned(command.value)
+                continue
             if kind is Ask:
                 self._probe(run)
                 return
@@ -331,17 +338,17 @@ class Worker:
         there = world.between(*LATENCY_US)
         if world.chance(world.weather.sink_late):
             attempt.touch()
-            world.at(world.between(LEASE_US // 5, 3 * LEASE_US), self.sink.apply, attempt)
+            world.at(world.between(LEASE_US // 5, 3 * LEASE_US), self.sink.apply, attempt, run.part)
             world.after(self, LEASE_US // 5, self._on_effect, run, stage, None)
         elif world.chance(world.weather.sink_lost):
             attempt.touch()
-            world.at(there, self.sink.apply, attempt)
+            world.at(there, self.sink.apply, attempt, run.part)
             world.after(self, LEASE_US // 5, self._on_effect, run, stage, None)
         else:
             world.at(there, self._reach_sink, run, stage, self.life)
 
     def _reach_sink(self, run: SimRun, stage: int, life: int) -> None:
-        applied = self.sink.apply(run.attempt)
+        applied = self.sink.apply(run.attempt, run.part)
         if self.life == life:
             self.world.after(self, self.world.between(*LATENCY_US), self._on_effect, run, stage, applied)
 

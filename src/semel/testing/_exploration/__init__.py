@@ -1,0 +1,1 @@
+"""The parts of the exploration: positions of flows, the stage, its moves, the search."""
