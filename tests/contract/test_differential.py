@@ -151,7 +151,7 @@ def standing_of(records: dict[Id, Record], now_us: int) -> dict[Id, Record]:
 def cases() -> list[Any]:
     found = []
     for kind in KINDS:
-        if kind.in_loop:
+        if kind.in_loop or kind.two_clocks:
             continue
         marks = [pytest.mark.service] if kind.needs_service else []
         found.append(pytest.param(kind, "sync", id=f"{kind.name}-sync", marks=marks))

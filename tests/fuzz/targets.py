@@ -148,13 +148,13 @@ def redis_info(data: bytes) -> None:
 
 
 def sqlite_row(data: bytes) -> None:
-    columns = (numbers_of(data) + [None] * 19)[:19]
+    columns = (numbers_of(data) + [None] * 20)[:20]
     with suppress(RecordCorrupt):
-        machine.check(sqlite.from_row(tuple(columns[:14]), ID, *columns[14:]))
+        machine.check(sqlite.from_row(tuple(columns[:15]), ID, *columns[15:]))
 
 
 def postgres_row(data: bytes) -> None:
-    columns = (numbers_of(data) + [None] * 17)[:17]
+    columns = (numbers_of(data) + [None] * 18)[:18]
     with suppress(RecordCorrupt):
         machine.check(postgres.from_row(tuple(columns), ID))
 

@@ -81,7 +81,7 @@ class Program:
 
 
 def plain(answer: Any) -> Any:
-    """Return the answer without what no flow decides by: times, and who else owns a record."""
+    """Return the answer without what no flow decides by: times, kept errors, and who else owns a record."""
     match answer:
         case Granted():
             return replace(answer, lease_until_us=0, first_seen_us=0)
@@ -94,9 +94,9 @@ def plain(answer: Any) -> Any:
         case Unknown():
             return replace(answer, since_us=0)
         case Record():
-            return replace(answer, owner=b"", lease_until_us=0, settled_at_us=0)
+            return replace(answer, owner=b"", lease_until_us=0, settled_at_us=0, errors=())
         case Page():
-            return Page([replace(record, owner=b"", lease_until_us=0) for record in answer.records])
+            return Page([replace(record, owner=b"", lease_until_us=0, errors=()) for record in answer.records])
         case _:
             return answer
 

@@ -258,6 +258,8 @@ class ExploredStage:
         self, event: SimEvent, ledger: tuple[Any, ...], renamed: list[int], *, same: bool
     ) -> tuple[Any, ...]:
         record = self.store.records.get(event.id)
+        if record is not None and record.errors:
+            record = replace(record, errors=())  # nothing is decided by them
         if not same:
             held = ledger[0]
             if held is not None:
