@@ -105,13 +105,12 @@ screenshots: $(STAMP) ## Take the pictures of the dashboard in docs/images
 	$(BIN)/python -m tests.server.screenshots
 
 .PHONY: bench
-bench: $(STAMP) ## Measure every store beside the raw limit, by hand and other libraries, in the same run
-	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.peers
+bench: $(STAMP) ## Measure semel, by hand and other libraries in turns, and write the page; ARGS=--quick is short
+	$(BIN)/python -m benchmarks.suite --out benchmarks/results $(ARGS)
 
 .PHONY: bench-check
-bench-check: $(STAMP) ## Fail if single calls cost more, beside the version by hand, than the figures that are kept
-	$(BIN)/python -m benchmarks.peers --check benchmarks/results/peers.json
+bench-check: $(STAMP) ## Fail if single calls or growth cost more, as ratios, than in the figures that are kept
+	$(BIN)/python -m benchmarks.suite --quick --check benchmarks/results/suite.json $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the environment, the caches and the builds

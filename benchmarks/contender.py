@@ -1,4 +1,4 @@
-"""One contender of `python -m benchmarks.peers`, in its own process and, if needed, its own environment.
+"""One contender of `make bench`, in its own process and, if needed, its own environment.
 
 `python contender.py JOB` with a job in JSON. It runs each phase (`first`: new keys; `replay`: the same keys again) and
 prints one line of JSON for each: seconds on the clock, processor time of this process and of the server, latencies.
@@ -10,8 +10,10 @@ import contextlib
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,14 +61,16 @@ def server_cpu_s(pid: int) -> float:
 class Meter:
     """Measures one phase."""
 
-    def __init__(self, server_pid: int) -> None:
+    def __init__(self, server_pid: int, size_command: list[str]) -> None:
         self._pid = server_pid
+        self._size_command = size_command
         self.latencies: list[float] = []
 
     @contextlib.contextmanager
     def phase(self, name: str, count: int) -> Iterator[None]:
-        """Print the cost of the block per event, in microseconds."""
+        """Print the cost of the block per event, in microseconds, and the bytes stored by a first phase."""
         self.latencies.clear()
+        held = self._stored_bytes() if name == "first" else None
         server, client, clock = server_cpu_s(self._pid), time.process_time(), time.perf_counter()
         yield
         wall, client = time.perf_counter() - clock, time.process_time() - client
@@ -81,7 +85,15 @@ class Meter:
                 "p50_us": ordered[len(ordered) // 2] * 1e6,
                 "p99_us": ordered[len(ordered) * 99 // 100] * 1e6,
             }
+        if held is not None:
+            report["bytes"] = ((self._stored_bytes() or 0) - held) / count
         print(json.dumps(report), flush=True)
+
+    def _stored_bytes(self) -> int | None:
+        """Return the bytes that the store holds now; `None`: not to be measured."""
+        if not self._size_command:
+            return None
+        return int(subprocess.run(self._size_command, capture_output=True, check=True).stdout)
 
 
 # --- by hand ---
@@ -154,6 +166,49 @@ def by_hand_postgres(url: str) -> Iterator[Call]:
 
 
 @contextlib.contextmanager
+def transaction_postgres(url: str) -> Iterator[Call]:
+    """A row in a table of keys and the effect, in one transaction."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=False) as connection:
+        connection.execute("CREATE TABLE seen (key text PRIMARY KEY)")
+        connection.execute("CREATE TABLE effects (key text)")
+        connection.commit()
+
+        def call(key: str) -> Any:
+            made = connection.execute("INSERT INTO seen (key) VALUES (%s) ON CONFLICT DO NOTHING", (key,))
+            if made.rowcount:
+                connection.execute("INSERT INTO effects (key) VALUES (%s)", (key,))
+            connection.commit()
+            return handle(key)
+
+        yield call
+
+
+@contextlib.contextmanager
+def semel_inbox(url: str) -> Iterator[Call]:
+    """The same with an inbox."""
+    import psycopg
+
+    import semel
+
+    with (
+        semel.open(url, consumer="bench", mode="inbox") as once,
+        psycopg.connect(url, autocommit=False) as connection,
+    ):
+        connection.execute("CREATE TABLE effects (key text)")
+        connection.commit()
+
+        def call(key: str) -> Any:
+            if once.inbox(connection).first(key):
+                connection.execute("INSERT INTO effects (key) VALUES (%s)", (key,))
+            connection.commit()
+            return handle(key)
+
+        yield call
+
+
+@contextlib.contextmanager
 def by_hand_sqlite(url: str) -> Iterator[Call]:
     """The same on a file, with the durability of semel's default."""
     connection = sqlite3.connect(f"{url.removeprefix('sqlite:///')}-hand", isolation_level=None)
@@ -199,6 +254,13 @@ def semel_single(url: str) -> Iterator[Call]:
 
     with semel.open(url, consumer="bench") as once:
         yield lambda key: value_of(once.run(key, handle, key))
+
+
+@contextlib.contextmanager
+def semel_unwaited(url: str) -> Iterator[Call]:
+    """`run`, with claims that are answered before they are on disk."""
+    with semel_single(f"{url}?durable_claims=false") as call:
+        yield call
 
 
 @contextlib.contextmanager
@@ -296,9 +358,78 @@ def dbos_single(url: str) -> Iterator[Call]:
     DBOS.destroy()
 
 
+# --- HTTP ---
+
+ANSWER = b'{"id": "ch_1"}'
+BODY = b'{"amount": 500, "currency": "eur"}'
+
+
+async def asgi_app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001 - as ASGI calls it
+    """An application that answers at once."""
+    await receive()
+    await send(
+        {"type": "http.response.start", "status": 201, "headers": [(b"content-type", b"application/json")]}
+    )
+    await send({"type": "http.response.body", "body": ANSWER, "more_body": False})
+
+
+def request_caller(middleware: Any) -> ACall:
+    """Return a call that sends one POST request with the key to the middleware, without a server."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    async def call(key: str) -> Any:
+        bodies: list[bytes] = []
+
+        async def send(message: Any) -> None:
+            bodies.append(message.get("body", b""))
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/charges", "raw_path": b"/charges", "query_string": b"",
+            "headers": [
+                (b"host", b"shop.example"), (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(BODY)), (b"authorization", b"Bearer x"),
+                (b"idempotency-key", uuid.uuid5(uuid.NAMESPACE_OID, key).hex.encode()),
+            ],
+            "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http",
+            "root_path": "", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        await middleware(scope, receive, send)
+        assert json.loads(b"".join(bodies)) == {"id": "ch_1"}
+        return handle(key)
+
+    return call
+
+
+@contextlib.asynccontextmanager
+async def semel_http(url: str) -> Any:
+    """The ASGI middleware of semel."""
+    import semel
+    from semel.http.asgi import AsgiIdempotency, by_authorization
+
+    async with semel.aopen(url, consumer="bench") as once:
+        yield request_caller(AsgiIdempotency(asgi_app, once, caller=by_authorization))
+
+
+@contextlib.asynccontextmanager
+async def header_http(_url: str) -> Any:
+    """The middleware asgi-idempotency-header with its store in memory."""
+    from importlib import import_module
+
+    header = import_module("idempotency_header_middleware")
+    backends = import_module("idempotency_header_middleware.backends")
+    yield request_caller(header.IdempotencyHeaderMiddleware(asgi_app, backends.MemoryBackend()))
+
+
 CONTENDERS: dict[str, Any] = {
     "by hand": {"redis": by_hand_redis, "postgresql": by_hand_postgres, "sqlite": by_hand_sqlite},
+    "by hand, inbox": transaction_postgres,
     "semel": semel_single,
+    "semel, inbox": semel_inbox,
+    "semel, unwaited": semel_unwaited,
+    "semel, http": semel_http,
+    "asgi-idempotency-header": header_http,
     "semel, batches": semel_batches,
     "semel, tasks": semel_tasks,
     "idemkit": idemkit_tasks,
@@ -354,7 +485,7 @@ def main() -> None:
     if isinstance(contender, dict):
         contender = contender[url.partition(":")[0]]
     keys = [f"{job['run']}-{at:08d}-0000-0000-0000" for at in range(job["events"])]
-    meter = Meter(job["server_pid"])
+    meter = Meter(job["server_pid"], job["size_command"])
     if tasks:
         asyncio.run(run_tasks(contender(url), tasks, keys, meter))
         return

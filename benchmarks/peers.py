@@ -1,29 +1,26 @@
-"""`python -m benchmarks.peers`: semel, a careful version by hand, and other libraries, in turns in one run.
+"""Semel, a careful version by hand, and other libraries, in turns in one run.
 
 Each contender runs in its own process (`contender.py`), and other libraries in their own environments.
 The cost is processor time of client and server together, which a busy computer disturbs less than rates; the result
-has both. `--out` writes JSON, a plot and the page of the documentation; `--check` compares the ratios with stored
-ones and fails on a loss beyond the noise of both runs.
+has both.
 """
 
-import argparse
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import venv
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.peers_page import Row, write_page, write_plot
+from benchmarks.page import Row
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parent / ".venv-peers"
@@ -32,8 +29,13 @@ NEEDS: dict[str, list[str]] = {
     "idemkit": ["idemkit", "redis[hiredis]", "asyncpg"],
     "powertools": ["aws-lambda-powertools", "boto3", "redis[hiredis]"],
     "dbos": ["dbos"],
+    "asgi-idempotency-header": ["asgi-idempotency-header", "starlette"],
 }
 ROUNDS = 3
+NOISE_UNKNOWN = 0.5
+"""The noise of a single round, which has no spread to measure."""
+EVENTS_MIN = 150
+"""Processor time of a server is counted in steps of 10 ms, so fewer events would measure nothing."""
 LOSS = 0.10
 """The smallest loss that `--check` reports, if the noise of both runs was smaller."""
 FIRST_OF_ALL = "by hand"
@@ -56,6 +58,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 SINGLE, ONE_TASK, TASKS, BATCHES = "one by one", "one task", "50 tasks", "batches of 500"
+INBOX, UNWAITED, HTTP = "inbox, one event", "durable_claims=false", "HTTP requests"
 CASES = (
     Case("redis", SINGLE, "by hand", 3000),
     Case("redis", SINGLE, "semel", 3000),
@@ -67,7 +70,10 @@ CASES = (
     Case("redis", BATCHES, "semel, batches", 20_000),
     Case("postgresql", SINGLE, "by hand", 1500),
     Case("postgresql", SINGLE, "semel", 1500),
+    Case("postgresql", UNWAITED, "semel, unwaited", 1500),
     Case("postgresql", SINGLE, "dbos", 400),
+    Case("postgresql", INBOX, "by hand, inbox", 1500),
+    Case("postgresql", INBOX, "semel, inbox", 1500),
     Case("postgresql", ONE_TASK, "semel, tasks", 1500, tasks=1),
     Case("postgresql", ONE_TASK, "idemkit", 800, tasks=1),
     Case("postgresql", TASKS, "semel, tasks", 10_000, tasks=50),
@@ -80,6 +86,8 @@ CASES = (
     Case("memory", SINGLE, "semel", 5000),
     Case("memory", ONE_TASK, "idemkit", 2000, tasks=1),
     Case("memory", BATCHES, "semel, batches", 20_000),
+    Case("memory", HTTP, "semel, http", 2000, tasks=1),
+    Case("memory", HTTP, "asgi-idempotency-header", 2000, tasks=1),
 )
 
 
@@ -141,6 +149,7 @@ def measure(case: Case, servers: Servers, run: str) -> list[dict[str, Any]]:
     job = {
         "contender": case.contender, "url": url, "server_pid": pid, "events": case.events, "tasks": case.tasks,
         "run": run,
+        "size_command": [] if case.store == "memory" else [sys.executable, "-P", str(HERE / "stored_bytes.py"), url],
     }  # fmt: skip
     command = [python_for(case.library), "-P", str(HERE / "contender.py"), json.dumps(job)]
     environment = os.environ | ({} if case.library in NEEDS else {"PYTHONPATH": str(HERE.parent / "src")})
@@ -150,7 +159,9 @@ def measure(case: Case, servers: Servers, run: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"phase"')]
 
 
-def rows_of(cases: list[Case], rounds: int) -> tuple[list[Row], dict[str, str]]:
+def rows_of(
+    cases: list[Case], rounds: int, note_load: Callable[[], None]
+) -> tuple[list[Row], dict[str, str]]:
     """Measure all cases in turns; return medians of the rounds."""
     found: dict[tuple[Case, str], list[dict[str, Any]]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
@@ -163,6 +174,7 @@ def rows_of(cases: list[Case], rounds: int) -> tuple[list[Row], dict[str, str]]:
                 print(
                     f"{progress:70}", end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True
                 )
+                note_load()
                 for phase in measure(case, servers, f"r{at}-{number}"):
                     found[case, phase["phase"]].append(phase)
         versions = servers.versions
@@ -170,13 +182,14 @@ def rows_of(cases: list[Case], rounds: int) -> tuple[list[Row], dict[str, str]]:
 
 
 def _medians(found: dict[tuple[Case, str], list[dict[str, Any]]]) -> Iterator[Row]:
-    costs: dict[tuple[str, str], float] = {}
+    costs: dict[tuple[str, bool, str], float] = {}
     for (case, phase), rounds in found.items():
         each = [round_["client_us"] + round_["server_us"] for round_ in rounds]
         cost = statistics.median(each)
-        if case.contender == FIRST_OF_ALL:
-            costs[case.store, phase] = cost
-        base = costs.get((case.store, phase))
+        beside = (case.store, case.shape == INBOX, phase)  # an inbox is compared with a transaction by hand
+        if case.library == FIRST_OF_ALL:
+            costs[beside] = cost
+        base = costs.get(beside)
 
         def median(name: str, rounds: list[dict[str, Any]] = rounds) -> float | None:
             values = [round_[name] for round_ in rounds if name in round_]
@@ -188,8 +201,30 @@ def _medians(found: dict[tuple[Case, str], list[dict[str, Any]]]) -> Iterator[Ro
             client_us=median("client_us") or 0.0, server_us=median("server_us") or 0.0,
             p50_us=median("p50_us"), p99_us=median("p99_us"),
             ratio=None if base is None else round(cost / base, 2),
-            noise=round((max(each) - min(each)) / cost, 2),
+            noise=round((max(each) - min(each)) / cost, 2) if len(each) > 1 else NOISE_UNKNOWN,
+            bytes_each=median("bytes"),
         )  # fmt: skip
+
+
+def chosen(store: str | None, libraries: list[str] | None, *, check: bool) -> list[Case]:
+    """Return the cases of a store and of these libraries. `check`: only those that have a ratio to by hand."""
+    return [
+        case
+        for case in CASES
+        if store in (None, case.store)
+        and (not libraries or case.library in libraries)
+        and (not check or (case.shape in (SINGLE, INBOX) and case.library in ("semel", FIRST_OF_ALL)))
+    ]
+
+
+def shortened(case: Case, part: int) -> Case:
+    """Return the case with a part of its events."""
+    return msgspec.structs.replace(case, events=max(case.events // part, EVENTS_MIN))
+
+
+def versions_of(cases: list[Case]) -> dict[str, str]:
+    """Return the versions of the libraries that are not semel."""
+    return {library: version_of(library) for library in NEEDS if any(c.library == library for c in cases)}
 
 
 def losses(kept: list[Row], now: list[Row]) -> list[str]:
@@ -217,51 +252,3 @@ def show(rows: list[Row]) -> None:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         print(f"{row.store:12}{row.shape:16}{row.contender:12}{row.phase:8}{row.rate:12,.0f}{row.client_us:11,.1f}"
               f"{row.server_us:11,.1f}{p99:>9}{ratio:>12}")  # fmt: skip
-
-
-class Report(msgspec.Struct):
-    """The figures, and the computer and versions they were measured on."""
-
-    versions: dict[str, str]
-    rows: list[Row]
-
-
-def main() -> int:
-    """Measure and print; with `--out` write the figures, with `--check` compare them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--store", choices=sorted({case.store for case in CASES}), help="one store only")
-    parser.add_argument("--contender", action="append", help="these libraries only")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, help="folder for peers.json and peers.svg; writes the page, too")
-    parser.add_argument("--check", type=Path, metavar="JSON", help="compare with these stored figures")
-    options = parser.parse_args()
-    cases = [
-        case
-        for case in CASES
-        if options.store in (None, case.store)
-        and (not options.contender or case.library in options.contender)
-    ]
-    if options.check is not None:
-        cases = [case for case in cases if case.shape == SINGLE and case.library in ("semel", FIRST_OF_ALL)]
-    rows, servers = rows_of(cases, options.rounds)
-    show(rows)
-    if options.check is not None:
-        found = losses(msgspec.json.decode(options.check.read_bytes(), type=Report).rows, rows)
-        print("\n".join(found) or "nothing costs more than it did")
-        return 1 if found else 0
-    if options.out is not None:
-        import semel
-
-        versions = {"semel": semel.__version__, "python": platform.python_version(), **servers}
-        versions |= {
-            library: version_of(library) for library in NEEDS if any(c.library == library for c in cases)
-        }
-        report = Report(versions, rows)
-        (options.out / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-        write_plot(rows, options.out / "peers.svg")
-        write_page(rows, versions, HERE.parent / "docs" / "explain" / "benchmarks.md")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

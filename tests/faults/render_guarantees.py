@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.faults.table import GUARANTEES, LOST, NEVER, ONCE, STEPS, WINDOWS, Cell
+from tests.faults.table import GUARANTEES, LOST, NEVER, ONCE, POWER_FAILS, STEPS, WINDOWS, Cell
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explain" / "guarantees.md"
 
@@ -111,6 +111,17 @@ An effect inside `semel.step` is noted in the record when it returns; a later at
 repeat it. Lease, plain sink, effect inside a step:
 """
 
+UNWAITED_TEXT = """\
+## Claims that are not waited for
+
+PostgreSQL with `durable_claims=False` answers a claim before its commit is on disk. The death of a
+worker costs what the table above says. A power failure of the store may undo the claims of the last
+moments (three times `wal_writer_delay`, 0.6 s, unless the server is set up otherwise): such an
+event can be claimed again before its lease would have ended. A completion is on disk when it is
+answered, and its claim with it. Claims in quarantine and journaled claims are always waited for.
+Lease, plain sink, the power of the store fails:
+"""
+
 LIMITS = """\
 ## What this does not say
 
@@ -171,9 +182,33 @@ def steps() -> str:
     return "\n".join(lines) + "\n"
 
 
+def power() -> str:
+    """What a power failure of the store costs."""
+    lines = [
+        "| | effects | with `durable_claims=False` |",
+        "|---|---|---|",
+        *(
+            f"| {title} | {cell(waited)} | {cell(not_waited)} |"
+            for title, (waited, not_waited) in POWER_FAILS.items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, table(), READING, "## By name\n", promises(), STEPS_TEXT, steps(), LIMITS]
+    parts = [
+        INTRODUCTION,
+        table(),
+        READING,
+        "## By name\n",
+        promises(),
+        STEPS_TEXT,
+        steps(),
+        UNWAITED_TEXT,
+        power(),
+        LIMITS,
+    ]
     return "\n".join(parts)
 
 

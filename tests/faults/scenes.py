@@ -15,6 +15,7 @@ from semel.core.settlement import Task
 from semel.policy import Policy
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite.marks import LEVELS
 from semel.testing import ManualClock
 from semel.testing.faults import Died, Driver, Strike
 from semel.types import DidNotHappen, Done, Failed, Happened, Inquiry, Late, Mismatch, Record, Unknown
@@ -187,7 +188,8 @@ def lose(store: Store) -> None:
     assert isinstance(store, SqliteStore)
     with closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("DELETE FROM semel_records")
-        connection.execute("DELETE FROM semel_marks")
+        for level in LEVELS:
+            connection.execute(f"DELETE FROM {level}")
 
 
 def with_step(scene: Scene) -> None:

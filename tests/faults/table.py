@@ -171,6 +171,15 @@ STEPS: dict[str, Cell] = {
 }
 """Lease with a plain sink, the effect inside a step."""
 
+POWER_FAILS: dict[str, tuple[Cell, Cell]] = {
+    "before the effect; the worker is gone": (ONCE, ONCE),
+    "before the effect; the worker goes on, and the event comes again": (ONCE, TWICE),
+    "before the effect; the worker goes on alone": (ONCE, ONCE),
+    "after the effect, before the completion; the worker is gone": (TWICE, TWICE),
+    "after the completion": (ONCE, ONCE),
+}
+"""The power of the store fails: lease with a plain sink on PostgreSQL, by default and with `durable_claims=False`."""
+
 WINDOW_OF: dict[tuple[str, str], str] = {
     ("claim", "not_sent"): "before_claim",
     ("claim", "reply_lost"): "claim_reply_lost",

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.faults import render_guarantees
-from tests.faults.table import GUARANTEES, NEVER, ONCE, STEPS, TWICE, WINDOWS
+from tests.faults.table import GUARANTEES, NEVER, ONCE, POWER_FAILS, STEPS, TWICE, WINDOWS
 
 
 def test_the_page_is_rendered_from_the_table() -> None:
@@ -16,7 +16,7 @@ def test_every_mode_has_its_sentence_and_every_window_its_row() -> None:
     assert list(render_guarantees.PROMISES) == list(GUARANTEES) == list(render_guarantees.USE_FOR)
     assert all(list(cells) == list(WINDOWS) for cells in GUARANTEES.values())
     page = render_guarantees.page()
-    for title in [*GUARANTEES, *WINDOWS.values(), *STEPS]:
+    for title in [*GUARANTEES, *WINDOWS.values(), *STEPS, *POWER_FAILS]:
         assert f"| {title} |" in page or f"| {title} " in page
 
 

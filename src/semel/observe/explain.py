@@ -185,6 +185,8 @@ def of_store(store: Store | AsyncStore) -> list[Weakness]:
     return found
 
 
+_CLAIMING: frozenset[str] = frozenset(("lease", "transaction"))
+"""The modes whose claims may be answered before they are on disk. Those of quarantine are always waited for."""
 _FORGETTING = (
     "eviction",
     "no persistence",
@@ -226,6 +228,14 @@ def _weaknesses(
         found.append(
             Weakness(
                 "synchronous=NORMAL: when the power fails, the last commits may be lost, as if never made."
+            )
+        )
+    if mode in _CLAIMING and not getattr(store, "durable_claims", True):
+        found.append(
+            Weakness(
+                "durable_claims=False: when the store's power fails, the last claims may be lost, as if never made. An"
+                " event whose handler still runs may then run a second time beside it, before its lease is over."
+                " Completions are not lost."
             )
         )
     found += of_store(store)

@@ -164,6 +164,39 @@ def test_a_mark_takes_few_bytes(tmp_path: Path) -> None:
         assert raw.object("encoding", found[0]) == b"intset"
 
 
+def test_ten_times_the_expected_marks_stay_compact(tmp_path: Path, clock: ManualClock) -> None:
+    """The number of sets grows. Earlier marks are still known, to other clients too, for their time and no longer."""
+    expected = 1024
+    keys = [f"key {number}" for number in range(10 * expected)]
+    halves = keys[: 5 * expected], keys[5 * expected :]
+    with redis.own(tmp_path, appendonly="no") as own, driver.Redis(port=own.port) as raw:
+        url = f"{own.url}?marks=compact&marks_expected={expected}"
+        store, other = clocked(url, clock), clocked(url, clock)
+        store.open()
+        other.open()
+        assert mark(other, "of the other client")
+        for half in halves:
+            for start in range(0, len(half), 128):
+                some = half[start : start + 128]
+                assert store.send([Mark("", "marks", some, MINUTE_US)]) == [Marked([True] * len(some))]
+        found: Any = raw.keys("semel:{0}c*")
+        assert {raw.object("encoding", key) for key in found} == {b"intset"}
+        assert sum(raw.memory_usage(key, samples=0) for key in found) / len(keys) <= BYTES_PER_MARK_MAX
+        assert not mark(other, "of the other client")
+        for one in (store, other):
+            assert one.send([Mark("", "marks", keys[::10], MINUTE_US)]) == [Marked([False] * expected)]
+        assert isinstance(other.send([Lookup(("", "marks", keys[0]))])[0], Record)
+        assert isinstance(other.send([Forget(("", "marks", keys[0]))])[0], Forgotten)
+        assert other.send([Count()])[0].marks == len(keys)
+        assert mark(store, keys[0])
+        clock.advance(us=MINUTE_US)
+        assert not mark(store, keys[1])
+        clock.advance(us=2 * MINUTE_US)
+        assert mark(store, keys[1])
+        store.close()
+        other.close()
+
+
 def test_no_memory_means_no_mark(tmp_path: Path) -> None:
     with redis.own(tmp_path) as own, opened(f"{own.url}?marks=compact") as store:
         assert mark(store, "a")

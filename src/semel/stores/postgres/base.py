@@ -50,7 +50,8 @@ class PostgresStoreBase:
         self.changes: ChangeListeners = ChangeListeners()
         self.consumers: dict[Scope, int] = {}
         self.kinds: dict[Scope, str] = {}
-        self.statements: dict[str, str] = statements(place.schema)
+        self.statements: dict[str, str] = statements(place.schema, durable_claims=place.durable_claims)
+        self.durable_claims: bool = place.durable_claims
         self.capabilities: Capabilities = self._powers(durable=True)
 
     def __repr__(self) -> str:

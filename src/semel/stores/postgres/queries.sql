@@ -45,6 +45,11 @@ i.id_time < e.low OR i.id_time > t.now + 300000000 OR t.now - i.id_time > e.live
 (SELECT (SELECT value::bigint FROM {schema}.meta WHERE name = 'low_water') AS low,
     (SELECT value::bigint FROM {schema}.meta WHERE name = 'partition_live') AS live)
 
+-- fragment: unwaited
+-- The commit is not waited for, of this transaction alone. A claim in quarantine must not be lost: it is waited for.
+, (SELECT set_config('synchronous_commit', 'off', true) FROM (SELECT bit_or(flags) AS flags FROM inp) AS i
+    WHERE i.flags & 8 = 0) AS unwaited
+
 -- query: claim
 WITH t AS MATERIALIZED {now},{timed  e AS MATERIALIZED {edge},}
 inp AS MATERIALIZED (
@@ -114,7 +119,7 @@ won AS (
             OR r.fingerprint = ''::bytea, true)
         ELSE false
     END
-    RETURNING r.digest, r.fence, r.attempt, r.lease_until, r.first_seen
+    RETURNING r.digest, r.fence, r.attempt, r.lease_until, r.first_seen{unwaited}
 )
 SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea, NULL::bigint FROM won
 UNION ALL

@@ -28,6 +28,8 @@ _BLOCK = re.compile(
 _FRAGMENT = re.compile(r"\{(\w+)\}")
 _ONLY = re.compile(r"\{(plain|timed) ([^{}]*)\}")
 STATEMENT_FILES = ("queries.sql", "single.sql")
+UNWAITED = "unwaited"
+"""The fragment that lets a claim be answered before its commit is on disk; empty unless the user chose that."""
 TABLES = {"plain": "records", "timed": "timed_records"}
 """The tables of records: one for all, and one in partitions by the time inside their ids."""
 _COMMENT = re.compile(r"(?:^|\s+)--[^\n']*$", re.MULTILINE)
@@ -46,13 +48,18 @@ def outbox_channel_of(schema: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def statements(schema: str) -> dict[str, str]:
-    """Return the text of each statement. `schema` must have passed `check_schema_name`."""
-    found = {name: text for file in STATEMENT_FILES for name, text in _read_statements(file, schema).items()}
+def statements(schema: str, *, durable_claims: bool = True) -> dict[str, str]:
+    """Return the text of each statement. `schema` must have passed `check_schema_name`.
+
+    Without `durable_claims` the statements for plain claims do not wait until their commit is on disk.
+    """
+    found: dict[str, str] = {}
+    for file in STATEMENT_FILES:
+        found |= _read_statements(file, schema, durable_claims=durable_claims)
     return found | {"begin": "BEGIN", "commit": "COMMIT", "rollback": "ROLLBACK"}
 
 
-def _read_statements(file: str, schema: str) -> dict[str, str]:
+def _read_statements(file: str, schema: str, *, durable_claims: bool) -> dict[str, str]:
     """Return the statements of one file, with their fragments filled in."""
     source = (files("semel.stores.postgres") / file).read_text(encoding="utf-8")
     fragments = {"schema": f'"{schema}"', "name": schema, "channel": channel_of(schema)}
@@ -62,7 +69,7 @@ def _read_statements(file: str, schema: str) -> dict[str, str]:
             lambda match: fragments.get(match[1], match[0]), _COMMENT.sub("", text).strip()
         )
         if kind == "fragment":
-            fragments[name] = filled
+            fragments[name] = "" if name == UNWAITED and durable_claims else filled
         else:
             queries[name] = _for_table(filled, schema, "plain")
             if "{records}" in filled:

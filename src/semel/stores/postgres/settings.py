@@ -37,6 +37,7 @@ class PostgresOptions(TypedDict, total=False):
     wait_s: float
     pooler: bool
     readable_keys: bool
+    durable_claims: bool
     partition_step: str | None
     partition_live: str | None
 
@@ -50,6 +51,7 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
     wait_s: float = 10.0
     pooler: bool = False
     readable_keys: bool = True
+    durable_claims: bool = True
     retention: Retention = Retention()
 
     @classmethod

@@ -7,6 +7,10 @@
 -- fragment: now
 coalesce($1::bigint, (date_part('epoch', statement_timestamp()) * 1000000)::bigint)
 
+-- fragment: unwaited
+-- The commit is not waited for, of this transaction alone.
+, set_config('synchronous_commit', 'off', true) AS unwaited
+
 -- query: claim_one
 -- $2 digest, $3 owner, $4 lease, $5 window, $6 consumer, $7 fingerprint, $8 event type, $9 key
 -- verdict: 0 granted, 1 done, 2 failed, 3 busy, 8 not decided here. No row: another transaction was faster, after our snapshot.
@@ -17,7 +21,7 @@ WITH won AS (
     VALUES ($2::uuid, 0, $3::bytea, {now}, {now} + $4::bigint, 1, {now} + $4 + $5::bigint, ({now} + $5) / 60000000 + 2,
         $6::integer, $7::bytea, $8::text, $9::text)
     ON CONFLICT (digest) DO NOTHING
-    RETURNING fence
+    RETURNING fence{unwaited}
 )
 SELECT 0::smallint, fence, 0::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bigint FROM won
 UNION ALL

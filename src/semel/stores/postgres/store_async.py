@@ -41,7 +41,8 @@ class AsyncPostgresStore(PostgresStoreBase):
     It opens at most `pool_max` connections; no call waits longer than `wait_s` for input from the server.
     `pooler=True` works behind a transaction pooler: nothing is prepared, and waiters poll instead of listening.
     `readable_keys=False` stores only digests of keys, except for journaled and quarantined claims, which an operator
-    must be able to name. `partition_step` is how much time a partition of records with declared ids holds, and
+    must be able to name. `durable_claims=False` does not wait until a plain claim is on disk; completions are waited
+    for. `partition_step` is how much time a partition of records with declared ids holds, and
     `partition_live` how long it is kept (see the how-to on retention). `clock` replaces the server's clock, for
     tests only.
     """

@@ -54,7 +54,7 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
     marks: Literal["plain", "compact"] = "plain"
     """How marks are stored: one key each, or compact sets with few bytes per mark that last up to twice the window."""
     marks_expected: int = 1_000_000
-    """About how many compact marks a consumer makes in one window. More marks cost more bytes each, nothing else."""
+    """About how many compact marks a consumer makes in one window. With more, the store takes more sets by itself."""
     connect_s: float = 5.0
     answer_s: float = 10.0
     """How long to wait for a connection, and for an answer."""

@@ -7,7 +7,7 @@ from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, SetWind
 from semel.core.machine import standing
 from semel.stores.admin_rules import StatsCounter, build_page, cursor_refused, lag_s
 from semel.stores.rows import CODES, COUNTED, EXTRAS, JOURNAL, SLIDING
-from semel.stores.sqlite import encoding
+from semel.stores.sqlite import encoding, marks
 from semel.stores.sqlite.encoding import (
     COUNTED_STATE,
     EPOCH_US,
@@ -17,12 +17,9 @@ from semel.stores.sqlite.encoding import (
     RUNNING,
     STANDING_STATE,
 )
+from semel.stores.sqlite.marks import EXAMINED_PER_REMOVED
 from semel.types import Mode, Record, Stats
 
-EXAMINED_PER_REMOVED = 4
-"""How many rows a purge reads for each that it may remove, so that the cost of one call is bounded."""
-
-_MARKS_CURSOR = "marks_purged_to"
 _MESSAGE_GONE = (
     "gone_at <= :now AND settled_at <= :now - (SELECT coalesce(max(window_us), 0) FROM semel_windows)"
 )
@@ -126,39 +123,13 @@ def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged
     more = len(gone) > item.limit or (
         len(rows) == item.limit * EXAMINED_PER_REMOVED and bool(gone or early) and rows[-1][1] <= minute
     )
-    marks, marks_more, moved = _purge_marks(connection, item.limit - len(removed), at)
+    marked, marks_more, moved = marks.purge(connection, item.limit - len(removed), at)
     lag = lag_s(at, min((row[2] for row in removed), default=None))
     messages = connection.execute(_PURGE_OUTBOX, {"now": now, "limit": item.limit}).rowcount
     return (
-        Purged(len(removed) + marks + messages, lag, more or marks_more or messages == item.limit),
-        bool(removed or early or marks or moved or messages),
+        Purged(len(removed) + marked + messages, lag, more or marks_more or messages == item.limit),
+        bool(removed or early or marked or moved or messages),
     )
-
-
-def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[int, bool, bool]:
-    """Continue through the marks from where the last purge stopped.
-
-    Returns the number removed, whether there are more, and whether the cursor was written.
-    """
-    if limit <= 0:
-        return 0, True, False
-    stored = connection.execute("SELECT value FROM semel_meta WHERE name = ?", (_MARKS_CURSOR,)).fetchone()
-    rows = connection.execute(
-        "SELECT digest, expires_at FROM semel_marks WHERE digest > ? ORDER BY digest LIMIT ?",
-        (b"" if stored is None else stored[0], limit * EXAMINED_PER_REMOVED),
-    ).fetchall()
-    gone = [digest for digest, expires_at in rows if expires_at <= at]
-    more = len(gone) > limit or len(rows) == limit * EXAMINED_PER_REMOVED
-    for digests in encoding.chunks(gone[:limit]):
-        connection.execute(
-            f"DELETE FROM semel_marks WHERE digest IN ({encoding.places(len(digests))})", digests
-        )
-    if more:
-        reached = gone[limit - 1] if len(gone) > limit else rows[-1][0]
-        connection.execute("INSERT OR REPLACE INTO semel_meta VALUES (?, ?)", (_MARKS_CURSOR, reached))
-    elif stored is not None:
-        connection.execute("DELETE FROM semel_meta WHERE name = ?", (_MARKS_CURSOR,))
-    return len(gone[:limit]), more, more or stored is not None
 
 
 def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
@@ -166,11 +137,11 @@ def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
     count, oldest = connection.execute(
         f"SELECT count(*), min({GONE_AT}) FROM semel_records WHERE NOT {LIVE}", (at,)
     ).fetchone()
-    (marks,) = connection.execute("SELECT count(*) FROM semel_marks WHERE expires_at <= ?", (at,)).fetchone()
+    (marked,) = connection.execute("SELECT count(*) FROM semel_marks WHERE expires_at <= ?", (at,)).fetchone()
     (messages,) = connection.execute(
         f"SELECT count(*) FROM semel_outbox WHERE {_MESSAGE_GONE}", {"now": now}
     ).fetchone()
-    return Purged(count + marks + messages, lag_s(at, oldest))
+    return Purged(count + marked + messages, lag_s(at, oldest))
 
 
 def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:

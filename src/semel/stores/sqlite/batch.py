@@ -29,7 +29,7 @@ from semel.core.machine import check, decide
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.admin_rules import item_unknown
 from semel.stores.rows import EXTRAS, JOURNAL, flags_of, has_extras
-from semel.stores.sqlite import admin, encoding
+from semel.stores.sqlite import admin, encoding, marks
 from semel.stores.sqlite.encoding import EPOCH_US, Stored
 from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
 
@@ -58,6 +58,7 @@ class FileState:
         self.next_rowid: int = 0
         self.kinds: dict[Scope, str] | None = None
         """The kinds of ids of the consumers that declared one; `None`: not read yet."""
+        self.mark_counts: marks.MarkCounts = marks.MarkCounts()
         self._data_version = -1
 
     def refresh(self, data_version: int) -> None:
@@ -67,6 +68,7 @@ class FileState:
             self.claims.clear()
             self.next_rowid = 0
             self.kinds = None
+            self.mark_counts.forget()
 
     def forget(self) -> None:
         """Drop everything: the outcome of a transaction is unknown."""
@@ -222,15 +224,13 @@ class SqliteBatch:
 
     def _without_record(self, item: Lookup | Forget, key: bytes) -> Record | Absent | Forgotten | Unavailable:
         """Answer from a mark, if there is one: it counts as a done record without owner or value."""
-        mark = self._connection.execute(
-            "SELECT expires_at FROM semel_marks WHERE digest = ?", (key,)
-        ).fetchone()
-        if mark is None or mark[0] + EPOCH_US <= self._now:
+        expires_at = marks.expiry_of(self._connection, key)
+        if expires_at is None or expires_at + EPOCH_US <= self._now:
             return Absent()
         if type(item) is Forget:
             if self._full is not None and Forget not in self._permitted:
                 return Unavailable(self._full)
-            self._connection.execute("DELETE FROM semel_marks WHERE digest = ?", (key,))
+            marks.forget(self._connection, key)
             self.wrote = True
             self.changed.append(item.id)
             return Forgotten(self._now)
@@ -241,7 +241,7 @@ class SqliteBatch:
             fence=1,
             lease_until_us=0,
             attempt=1,
-            expires_at_us=mark[0] + EPOCH_US,
+            expires_at_us=expires_at + EPOCH_US,
             first_seen_us=0,
         )
 
@@ -405,19 +405,10 @@ class SqliteBatch:
         digests = digests_of(item.tenant, item.consumer, item.keys)
         consumer_id = self._consumer_id((item.tenant, item.consumer))
         now = self._now - EPOCH_US
-        expires_at = now + item.window_us
-        firsts: list[bool] = []
-        for some in encoding.chunks(digests):
-            sent = encoding.pad_digests(some)
-            rows = self._connection.execute(
-                encoding.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
-            ).fetchall()
-            if len(rows) == len(some):
-                firsts += [True] * len(some)
-            else:
-                new = {row[0] for row in rows}
-                firsts += [key in new for key in some]
-            self.wrote |= bool(rows)
+        firsts = marks.mark(
+            self._connection, self._seen.mark_counts, digests, consumer_id, now, now + item.window_us
+        )
+        self.wrote |= True in firsts
         return Marked(firsts)
 
 

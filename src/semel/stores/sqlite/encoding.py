@@ -113,20 +113,6 @@ def select_records(count: int, columns: str = COLUMNS) -> str:
     return f"SELECT {columns} FROM semel_records WHERE digest IN ({places(count)})"
 
 
-@lru_cache(maxsize=BATCH_ROWS_MAX)
-def insert_marks(count: int) -> str:
-    """Return the statement that marks `count` digests and returns the new ones.
-
-    ?1 consumer, ?2 expiry, ?3 now; the digests from ?4 on.
-    """
-    rows = ",".join(f"(?{number},?1,?2)" for number in range(4, 4 + count))
-    return (
-        f"INSERT INTO semel_marks (digest, consumer_id, expires_at) VALUES {rows}"
-        " ON CONFLICT (digest) DO UPDATE SET expires_at = excluded.expires_at"
-        " WHERE semel_marks.expires_at <= ?3 RETURNING digest"
-    )
-
-
 def chunks(things: Sequence[Any], size: int = BATCH_ROWS_MAX) -> Iterable[Sequence[Any]]:
     """Split into slices of at most `size`."""
     if len(things) <= size:

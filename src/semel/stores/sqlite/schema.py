@@ -188,7 +188,7 @@ def _look(path: str) -> tuple[int, list[str], int | None]:
         opened.close()
 
 
-VERSION = 3
+VERSION = 4
 """The last migration that this semel knows."""
 SQLITE_OLDEST = (3, 35, 0)
 """The first SQLite that has INSERT ... RETURNING."""

@@ -46,6 +46,7 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
 
             yield mark
             if batch.wrote:
+                store._seen.mark_counts.forget()
                 connection.execute("UPDATE semel_clock SET last_us = ?, offset_us = ?", (now, offset_us))
                 store._execute(connection, "COMMIT")
         except sqlite3.Error as error:

@@ -1,6 +1,8 @@
 -- Mark each id in sets of small integers: a few bytes per mark, remembered for one to two windows.
 --
--- KEYS[2]  the hash with, for each consumer, its number of sets, then the windows it was used with
+-- KEYS[2]  the hash with, for each consumer, its number of sets, then the windows it was used with: 8192/1024,60000000
+--          After a slash: earlier, smaller numbers of sets. When sets become too full for the compact form, the number
+--          grows. Marks stay where they are, and are also looked up there. A plus in a set's name for each growth.
 -- KEYS[i]  from 3 on: the prefix of a set's name
 -- ARGV[7]  the consumer's tag      ARGV[8]  the number of sets that the client knows
 -- ARGV[9]  the window              ARGV[10] M mark, L look, F forget
@@ -11,27 +13,32 @@
 -- 1 new, or found (expiry)  0 not  B the number of sets differs  W too many windows  O no memory  X corrupt
 
 local WINDOWS_MAX = 16
+local FULL = 352 -- members of a set: up to 512 take eight bytes each, and more of them ten times as much
+local GROWTH, BINS_MAX = 8, 16777216
 local floor = math.floor
 local tag, bins, window, op = ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10]
 
-local windows, mine = {}, false
+local sizes, windows, mine = {}, {}, false
 local shape = call('HGET', KEYS[2], tag)
 if shape then
-  for text in string.gmatch(shape, '%d+') do windows[#windows + 1] = tonumber(text) end
-  if number(table.remove(windows, 1)) ~= bins then
-    details[3], details[4] = 'B', string.match(shape, '%d+')
+  local head, rest = string.match(shape, '^([%d/]+)(.*)$')
+  for text in string.gmatch(head, '%d+') do sizes[#sizes + 1] = tonumber(text) end
+  for text in string.gmatch(rest, '%d+') do windows[#windows + 1] = tonumber(text) end
+  if number(sizes[1]) ~= bins then
+    details[3], details[4] = 'B', number(sizes[1])
     return details
   end
   for _, each in ipairs(windows) do mine = mine or each == window end
 else
-  shape = bins
+  shape, sizes = bins, {tonumber(bins)}
 end
 if op == 'M' and not mine and window > 0 then
   if #windows >= WINDOWS_MAX then
     details[3] = 'W'
     return details
   end
-  local done = pcall_('HSET', KEYS[2], tag, shape .. ',' .. number(window))
+  shape = shape .. ',' .. number(window)
+  local done = pcall_('HSET', KEYS[2], tag, shape)
   if type(done) == 'table' then
     if not string.find(done.err, 'OOM', 1, true) then return redis.error_reply(done.err) end
     details[3] = 'O'
@@ -42,13 +49,23 @@ end
 -- The sets in which a mark may be, one name per item, and their expiry. A generation without any set, as before the
 -- first window has passed, is skipped.
 local places, expiries = {}, {}
-local function names(length, n)
-  local ending, found = ':' .. number(length) .. '.' .. number(n), {}
-  for i = 3, #KEYS do found[i - 2] = KEYS[i] .. ending end
+local function names(length, n, level)
+  local size = level > 1 and sizes[level]
+  local ending = string.rep('+', #sizes - level) .. ':' .. number(length) .. '.' .. number(n)
+  local found = {}
+  for i = 3, #KEYS do
+    local key = KEYS[i]
+    if size then -- the set that the digest had among fewer sets
+      local a, b, c = byte(key, -3, -1)
+      local place = (a * 65536 + b * 256 + c) % size
+      key = sub(key, 1, -4) .. string.char(floor(place / 65536), floor(place / 256) % 256, place % 256)
+    end
+    found[i - 2] = key .. ending
+  end
   return found
 end
-local function generation(length, n)
-  local found = names(length, n)
+local function generation(length, n, level)
+  local found = names(length, n, level)
   if call('EXISTS', unpack(found)) > 0 then
     places[#places + 1] = found
     expiries[#expiries + 1] = number((n + 2) * length)
@@ -56,14 +73,16 @@ local function generation(length, n)
 end
 for _, each in ipairs(windows) do
   local n = floor(now / each)
-  generation(each, n - 1)
-  if each ~= window or op ~= 'M' then generation(each, n) end
+  for level = 1, #sizes do
+    generation(each, n - 1, level)
+    if each ~= window or op ~= 'M' or level > 1 then generation(each, n, level) end
+  end
 end
 
 local running, till, begun
 if window > 0 then
   local n = floor(now / window)
-  running, till = names(window, n), milliseconds((n + 2) * window)
+  running, till = names(window, n, 1), milliseconds((n + 2) * window)
   begun = call('EXISTS', unpack(running)) == #running -- then each of them already has an expiry
 end
 
@@ -106,6 +125,13 @@ for i = 3, #KEYS do
     else
       denied(i - 1, added)
     end
+  end
+end
+
+if op == 'M' and running and sizes[1] * GROWTH <= BINS_MAX then
+  local members = pcall_('SCARD', running[1])
+  if type(members) == 'number' and members > FULL then
+    pcall_('HSET', KEYS[2], tag, number(sizes[1] * GROWTH) .. '/' .. shape) -- without memory, the next call tries again
   end
 end
 
