@@ -82,7 +82,11 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
         except KeyboardInterrupt:
             self._cancel()
             raise
-        return only_result(results + self.wait(execute(pgconn)))  # too long to be sent or read at once
+        return self.read_rest(results)  # too long to be sent or read at once
+
+    def read_rest(self, results: list[PGresult]) -> PGresult:
+        """Send and read the rest of a statement, by the driver."""
+        return only_result(results + self.wait(execute(self.pgconn)))
 
     def _await_input(self) -> None:
         """Wait for the next input from the server, at most `wait_s`."""

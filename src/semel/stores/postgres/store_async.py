@@ -12,10 +12,11 @@ import psycopg
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
-from semel.core.protocols import Listener
+from semel.core.protocols import Listener, OnAnswer  # sync: from semel.core.protocols import Listener
 from semel.errors import StoreError
 from semel.runtime.generators import adrive
 from semel.runtime.process import restart_after_fork
+from semel.runtime.tasks import resolve_future  # sync: drop
 from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, error_as_rows, pause_s
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, stages
 from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
@@ -25,6 +26,7 @@ from semel.stores.postgres.queries import talk_of
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
 from semel.stores.postgres.single import SingleCall
+from semel.stores.postgres.started import StartedStatement  # sync: drop
 
 # sync: from semel.stores.postgres.store_async import AsyncPostgresStore
 
@@ -96,6 +98,10 @@ class AsyncPostgresStore(PostgresStoreBase):
         Raises `StoreUnavailable` if the server cannot be reached; repeating the same items is then safe
         for all but marks.
         """
+        if len(items) == 1:  # sync: drop
+            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            if self.start(items[0], partial(resolve_future, future)):
+                return [await future]
         pool = await self._open_pool()
         call = self.single(items)
         if call is None:
@@ -103,13 +109,28 @@ class AsyncPostgresStore(PostgresStoreBase):
         try:
             answer = await self._ask(pool, call)
         except psycopg.Error as error:
-            if not is_cut(error):
-                # The error comes again there, and is handled like every other.
-                return await self._send_all(pool, items)
-            self.forget_consumers()
-            await asyncio.sleep(pause_s(0))
-            return await self._send_all(pool, items, tries=1)
-        return await self._send_all(pool, items) if answer is None else self.report_answer(call, answer)
+            return await self._finish_single(pool, items, error)
+        return (
+            await self._finish_single(pool, items, None)
+            if answer is None
+            else self.report_answer(call, answer)
+        )
+
+    def start(self, item: Item, done: OnAnswer, /) -> bool:  # sync: drop
+        """Send one plain item now, on an idle connection; `done` gets its answer. `False`: nothing was sent."""
+        loop, pool = asyncio.get_running_loop(), self._pool
+        if pool is None or self._loop is not loop:
+            return False
+        call = self.single((item,))
+        connection = None if call is None else pool.take_idle()
+        if call is None or connection is None:
+            return False
+        if StartedStatement(pool, call, done, self.report_answer, self._finish_single).start(
+            connection, loop
+        ):
+            return True
+        pool.keep_idle(connection)
+        return False
 
     async def aconverse(self, talk: Talk[T]) -> T:
         """Run a talk on a connection of the store; a transaction that it leaves open is rolled back."""
@@ -138,6 +159,17 @@ class AsyncPostgresStore(PostgresStoreBase):
         finally:
             await pool.give(connection)
         return call.read_answer(result)
+
+    async def _finish_single(
+        self, pool: AsyncPostgresPool, items: Sequence[Item], error: psycopg.Error | None
+    ) -> list[Answer]:
+        """Carry out an item that its single statement has not decided, or whose statement raised this error."""
+        if error is None or not is_cut(error):
+            # The error comes again there, and is handled like every other.
+            return await self._send_all(pool, items)
+        self.forget_consumers()
+        await asyncio.sleep(pause_s(0))
+        return await self._send_all(pool, items, tries=1)
 
     async def _send_all(self, pool: AsyncPostgresPool, items: Sequence[Item], tries: int = 0) -> list[Answer]:
         """Execute the items by the statements for many. `tries`: how often the connection was lost already."""
