@@ -80,7 +80,7 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
                         return only_result(results)
                     results.append(result)
         except KeyboardInterrupt:
-            self._cancel()
+            self.cancel_statement()
             raise
         return self.read_rest(results)  # too long to be sent or read at once
 
@@ -94,7 +94,7 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
             self.pgconn.finish()
             raise NoAnswer(f"no answer within {self.wait_s:g} s")
 
-    def _cancel(self) -> None:
+    def cancel_statement(self) -> None:
         """Cancel a statement after an interrupt, and read its result, so that the connection can be used again."""
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
             return

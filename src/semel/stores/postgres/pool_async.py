@@ -83,7 +83,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
                         return only_result(results)
                     results.append(result)
         except (asyncio.CancelledError, KeyboardInterrupt):  # sync: except KeyboardInterrupt:
-            await self._cancel()
+            await self.cancel_statement()
             raise
         return await self.read_rest(results)  # too long to be sent or read at once
 
@@ -107,8 +107,9 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
         self.input.stop()  # before the socket is closed: its number may be given to another one
         await super().close()
 
-    async def _cancel(self) -> None:
+    async def cancel_statement(self) -> None:
         """Cancel a statement after an interrupt, and read its result, so that the connection can be used again."""
+        self.input.stop()  # sync: drop
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
             return
         try:

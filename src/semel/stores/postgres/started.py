@@ -27,7 +27,7 @@ class StartedStatement:
     """One prepared statement under way. What is not the plain case gets a task."""
 
     __slots__ = (
-        "_call", "_connection", "_done", "_finish_single", "_pool", "_report", "_results",
+        "_call", "_connection", "_done", "_finish_single", "_pool", "_report", "_results", "_waits",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,8 @@ class StartedStatement:
         self._pool, self._call, self._done = pool, call, done
         self._report, self._finish_single = report, finish
         self._results: list[PGresult] = []
+        self._waits = False
+        """Whether the loop waits for input from the server; `False`: it is over, or a task has taken over."""
 
     def start(self, connection: AsyncPostgresConnection, loop: asyncio.AbstractEventLoop) -> bool:
         """Send the statement. `False`: it is not prepared on this connection."""
@@ -57,6 +59,7 @@ class StartedStatement:
             answer_in_task(self._give_and_finish(error), self._done)
             return True
         if whole:
+            self._waits = True
             connection.input.expect(loop, connection.wait_s, self._on_input, self._on_time)
         else:
             answer_in_task(self._read_long(), self._done)
@@ -69,15 +72,27 @@ class StartedStatement:
             while not pgconn.is_busy():
                 result = pgconn.get_result()
                 if result is None:
+                    self._waits = False
                     self._connection.input.expect_nothing()
                     self._end(only_result(self._results))
                     return
                 self._results.append(result)
         except psycopg.Error as error:
+            self._waits = False
             self._connection.input.stop()
             answer_in_task(self._give_and_finish(error), self._done)
 
+    async def cancel(self) -> None:
+        """Cancel the statement in the server, if the loop still waits for it; `done` is then not called."""
+        if self._waits:
+            self._waits = False
+            try:
+                await self._connection.cancel_statement()
+            finally:
+                await self._pool.give(self._connection)
+
     def _on_time(self) -> None:
+        self._waits = False
         self._connection.input.stop()
         self._connection.pgconn.finish()
         error = NoAnswer(f"no answer within {self._connection.wait_s:g} s")

@@ -100,8 +100,13 @@ class AsyncPostgresStore(PostgresStoreBase):
         """
         if len(items) == 1:  # sync: drop
             future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            if self.start(items[0], partial(resolve_future, future)):
-                return [await future]
+            started = self._start(items[0], partial(resolve_future, future))
+            if started is not None:
+                try:
+                    return [await future]
+                except asyncio.CancelledError:
+                    await started.cancel()
+                    raise
         pool = await self._open_pool()
         call = self.single(items)
         if call is None:
@@ -118,19 +123,7 @@ class AsyncPostgresStore(PostgresStoreBase):
 
     def start(self, item: Item, done: OnAnswer, /) -> bool:  # sync: drop
         """Send one plain item now, on an idle connection; `done` gets its answer. `False`: nothing was sent."""
-        loop, pool = asyncio.get_running_loop(), self._pool
-        if pool is None or self._loop is not loop:
-            return False
-        call = self.single((item,))
-        connection = None if call is None else pool.take_idle()
-        if call is None or connection is None:
-            return False
-        if StartedStatement(pool, call, done, self.report_answer, self._finish_single).start(
-            connection, loop
-        ):
-            return True
-        pool.keep_idle(connection)
-        return False
+        return self._start(item, done) is not None
 
     async def aconverse(self, talk: Talk[T]) -> T:
         """Run a talk on a connection of the store; a transaction that it leaves open is rolled back."""
@@ -150,6 +143,20 @@ class AsyncPostgresStore(PostgresStoreBase):
         return stop
 
     # --- inside ---
+
+    def _start(self, item: Item, done: OnAnswer) -> StartedStatement | None:  # sync: drop
+        loop, pool = asyncio.get_running_loop(), self._pool
+        if pool is None or self._loop is not loop:
+            return None
+        call = self.single((item,))
+        connection = None if call is None else pool.take_idle()
+        if call is None or connection is None:
+            return None
+        started = StartedStatement(pool, call, done, self.report_answer, self._finish_single)
+        if started.start(connection, loop):
+            return started
+        pool.keep_idle(connection)
+        return None
 
     async def _ask(self, pool: AsyncPostgresPool, call: SingleCall) -> Answer:
         """Return the answer of the statement for one plain item; `None`: not decided."""
