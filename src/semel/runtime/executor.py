@@ -68,6 +68,8 @@ class ExecutorBase:
 
     def abandon(self, owners: Iterable[bytes]) -> None:
         """Drop the claims of interrupted flows, and release those whose handlers did not start."""
+        if not self.keeper.kept:
+            return  # as after nearly every batch
         dropped = [self.drop(owner, None) for owner in owners]
         idle = [kept for kept in dropped if kept is not None and not kept.started]
         post_quietly(self.channel, [give_back(kept.claim, kept.fence) for kept in idle])
