@@ -202,6 +202,25 @@ async def test_a_client_outlives_the_loop_of_a_call_under_way() -> None:
     assert await asyncio.wait_for(in_thread(run), 10) == Done(1)
 
 
+async def test_a_call_that_is_thrown_away_with_its_loop_does_not_wait() -> None:
+    store = Starting()
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        client = loop.run_until_complete(opened(store))
+        store.holds = True
+        call = client.run("k", handler)
+        waiting = loop.create_task(call)
+        while not store.under_way:
+            loop.run_until_complete(asyncio.sleep(0))
+        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+        waiting.cancel()
+        loop.close()
+        call.close()  # as the garbage collector does; a wait here would be an error
+
+    await asyncio.wait_for(in_thread(run), 10)
+
+
 # --- the future ---
 
 

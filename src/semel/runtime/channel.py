@@ -356,14 +356,13 @@ class LoopCoalescer:
             self._enqueue(call, loop)
         try:
             await call.future
-        except BaseException:
+        except BaseException as error:
             call.abandoned = True
             if not call.left:
                 undo(self, call)
-            elif call is self._straight and _is_closing(loop):
-                await self._await_straight(
-                    EXIT_WAIT_S
-                )  # the flusher, which would wait for it, does not know it
+            elif call is self._straight and isinstance(error, asyncio.CancelledError) and _is_closing(loop):
+                # The flusher, which a closing loop waits for, does not know this call.
+                await self._await_straight(EXIT_WAIT_S)
             raise
         if self.on_store_time is not None:
             self.on_store_time(call.store_s)
