@@ -20,7 +20,7 @@ from semel.keys.limits import check_all
 from semel.keys.sliding import Sliding
 from semel.policy import Policy
 from semel.runtime.engine import Runtime
-from semel.runtime.handlers import label_of
+from semel.runtime.handlers import label_of, return_type
 from semel.runtime.keeper import LiveClaim
 from semel.stores.memory.store import MemoryStore
 from semel.types import (
@@ -177,7 +177,8 @@ class Client:
         """Return the tasks of `run_many`, one for each distinct key, and how the copies map to them."""
         plan, windows = self._plan, self._runtime.windows
         for delivery in deliveries:
-            self._check_journal(delivery.journal)
+            if delivery.journal is not None:
+                self._check_journal(delivery.journal)
         first_at: Sequence[int]
         place_of: Sequence[int]
         if plan.mode == "observe":
@@ -188,11 +189,11 @@ class Client:
             )
         else:
             first_at, place_of = leaders([each.key for each in deliveries])
-        tasks = []
+        build, returns, tasks = plan.delivery_task, return_type(handler), []
         for at in first_at:
             delivery = deliveries[at]
             before = None if before_fail is None else partial(before_fail, delivery)
-            tasks.append(plan.delivery_task(windows, delivery, handler, before))
+            tasks.append(build(windows, delivery, handler, returns, before))
         return tasks, first_at, place_of
 
     # --- reports ---
@@ -367,6 +368,8 @@ def as_deliveries(given: Iterable[Delivery[T] | tuple[str, T]]) -> list[Delivery
 
 
 def _delivery_of(pair: Any) -> Delivery[Any]:
+    if type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str:  # noqa: PLR2004 - as nearly always
+        return Delivery(key=pair[0], body=pair[1])
     match pair:
         case (str(key), body):
             return Delivery(key=key, body=body)

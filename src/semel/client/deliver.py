@@ -19,6 +19,7 @@ from semel.core.commands import Granted, Invoke, Item, Ran
 from semel.core.settlement import Task
 from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.generators import adrive
+from semel.runtime.handlers import return_type
 from semel.runtime.process import worker_name
 from semel.runtime.reporter import Reporter
 from semel.runtime.scheduler import adrive_many, copies
@@ -104,7 +105,9 @@ async def deliver_one(
     (delivery,) = once._plan.with_fingerprints((delivery,))
     once._check_journal(delivery.journal)
     reached = await once._reach()
-    task = once._plan.delivery_task(once._runtime.windows, delivery, handler, owner=owner)
+    task = once._plan.delivery_task(
+        once._runtime.windows, delivery, handler, return_type(handler), owner=owner
+    )
     if quarantine:
         task = replace(task, claim=replace(task.claim, quarantine=True))
     return await once._execute(task, reached=reached)

@@ -354,10 +354,11 @@ class ItemBuilder:
         windows: Mapping[tuple[str, str, str], int],
         delivery: Delivery[T],
         handler: Callable[[T], Any],
+        returns: Any,
         before_fail: Callable[[BaseException, Granted], Any] | None = None,
         owner: bytes | None = None,
     ) -> ClientTask:
-        """Build the task of one delivery.
+        """Build the task of one delivery. `returns`: the handler's return type.
 
         `owner`: of an earlier task for the same delivery, whose claim may have been granted without an answer.
         """
@@ -367,7 +368,7 @@ class ItemBuilder:
         flow = self._flow if claim.window_us != OFF else flows.run_unrecorded
         call = partial(handler, delivery.body)
         return ClientTask(
-            claim, call, self.policy, return_type(handler), before_fail, worker_name, handler, delivery, flow
+            claim, call, self.policy, returns, before_fail, worker_name, handler, delivery, flow
         )
 
     def _flow_of_mode(self) -> Callable[[Task], Flow[Outcome[Any]]]:

@@ -21,6 +21,7 @@ from semel.core.commands import (
     Flow,
     Granted,
     Invoke,
+    Known,
     Lookup,
     Mark,
     Page,
@@ -77,6 +78,8 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     """Claim, run, settle. The effect happens under the claim, and the record says so afterwards."""
     # Every event passes here: plain yields, without the generator that `yield from` makes of a command.
     answer: ClaimAnswer = yield task.claim
+    if type(answer) is Known:
+        return replay(answer, task.returns)
     if type(answer) is not Granted:
         if isinstance(answer, (Busy, Unavailable)):
             answer = yield from claim_with_wait(task.claim, task.policy.wait_s, answer)

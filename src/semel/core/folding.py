@@ -96,10 +96,15 @@ class Fold(Generic[T]):
         self._settles: dict[Id, Slot[T]] = {}
         self._renews: dict[Id, Slot[T]] = {}
         self._marks: dict[tuple[str, str, int], tuple[Slot[T], dict[str, int]]] = {}
+        claims, slots = self._claims, self.slots
         for item, taker in entries:
             kind = type(item)  # a failing isinstance() costs ten times as much
             if kind is Claim:
-                self._claim(item, taker)  # type: ignore[arg-type]
+                if item.id in claims:  # type: ignore[union-attr]
+                    self._copy(item, taker)  # type: ignore[arg-type]
+                else:
+                    slot = claims[item.id] = Slot(item, taker)  # type: ignore[union-attr]
+                    slots.append(slot)
             elif kind is Settle:
                 self._check_fence(self._settles, item, taker)  # type: ignore[arg-type]
             elif kind is Renew:
@@ -113,12 +118,8 @@ class Fold(Generic[T]):
         if self._settles and self._renews:
             self.slots = [slot for slot in self.slots if not self._is_superseded(slot)]
 
-    def _claim(self, item: Claim, taker: T) -> None:
-        slot = self._claims.get(item.id)
-        if slot is None:
-            self._claims[item.id] = slot = Slot(item, taker)
-            self.slots.append(slot)
-            return
+    def _copy(self, item: Claim, taker: T) -> None:
+        slot = self._claims[item.id]
         leader = slot.item
         assert isinstance(leader, Claim)
         if _can_share(leader, item):

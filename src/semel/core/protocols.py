@@ -8,6 +8,9 @@ from msgspec import Struct
 from semel.core.commands import Answer, Item
 from semel.types import Id
 
+OnAnswer: TypeAlias = Callable[[Answer, Exception | None], None]
+"""Called once, with the answer to an item or with the error that `asend` would raise."""
+
 Listener: TypeAlias = Callable[[Id], None]
 """Called with the id of a record that was settled, released or forgotten; must not block."""
 
@@ -107,4 +110,16 @@ class AsyncStore(Protocol):
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Call `listener` on changes until the returned function is called; a no-op without `notifies`."""
+        ...
+
+
+@runtime_checkable
+class StartsSingles(Protocol):
+    """An async store that can start one plain item without a task: a lone caller then waits for nothing else."""
+
+    def start(self, item: Item, done: OnAnswer, /) -> bool:
+        """Send the item now and call `done` later, from the loop. `False`: nothing was sent, use `asend`.
+
+        The item is carried out even if its caller stops waiting.
+        """
         ...

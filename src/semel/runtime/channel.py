@@ -7,7 +7,8 @@ without a waiter is released, and its attempt does not count.
 ==================  =================================================================================
 `Direct`            for stores that answer at once (memory): nothing to gather
 `Coalescer`         for stores that block: one flusher thread serves threads and event loops alike
-`LoopCoalescer`     for stores that are native to an event loop: sends at the end of the tick
+`LoopCoalescer`     for stores that are native to an event loop: a single item goes at once if the store can start it
+                    and is idle; other items go at the end of the tick
 ==================  =================================================================================
 """
 
@@ -20,9 +21,10 @@ from typing import Any
 from weakref import WeakSet
 
 from semel.core.commands import Answer, Item
-from semel.core.protocols import AsyncStore, Store
+from semel.core.protocols import AsyncStore, StartsSingles, Store
 from semel.errors import StoreClosed, StoreUnavailable
 from semel.runtime.process import asyncio, restart_after_fork
+from semel.runtime.prompt_future import PromptFuture
 from semel.runtime.send_queue import (
     BATCH_MAX,
     Callback,
@@ -44,6 +46,7 @@ from semel.runtime.send_queue import (
     undo,
     unreachable,
 )
+from semel.types import Unavailable
 
 __all__ = ["BATCH_MAX", "Channel", "Coalescer", "Direct", "LoopCoalescer", "channel_for", "give_back"]
 
@@ -318,6 +321,7 @@ class LoopCoalescer:
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
+        self._start = store.start if isinstance(store, StartsSingles) else None
         self.on_store_time: OnStoreTime | None = None
         self.on_posted_time: OnPostedTime | None = None
         self.after_fork()
@@ -329,6 +333,10 @@ class LoopCoalescer:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop of the flusher task."""
+        self._straight: LoopCall | None = None
+        """The call that was sent past the queue and has no answer yet."""
+        self._straight_ends: asyncio.Future[None] | None = None
+        """Done when that call has its answer; for those who wait for it besides its caller."""
         self._closed = False
 
     def send(self, _items: Sequence[Item], /) -> list[Answer]:
@@ -336,18 +344,25 @@ class LoopCoalescer:
         raise StoreClosed(f"{self._store.name} is asynchronous; use semel.aopen()")
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Queue the items; they leave at the end of this tick, or with the next batch."""
+        """Send a single item at once if the store is idle. Queue other items: they leave at the end of this tick."""
         if not items:
             return []
         loop = asyncio.get_running_loop()
-        call = LoopCall(items, loop, loop.create_future())
-        self._enqueue(call, loop)
+        call: LoopCall | None = None
+        if len(items) == 1 and self._start is not None and not self._is_busy(loop):
+            call = self._go_straight(items, loop)
+        if call is None:
+            call = LoopCall(items, loop, loop.create_future())
+            self._enqueue(call, loop)
         try:
             await call.future
-        except BaseException:
+        except BaseException as error:
             call.abandoned = True
             if not call.left:
                 undo(self, call)
+            elif call is self._straight and isinstance(error, asyncio.CancelledError) and _is_closing(loop):
+                # The flusher, which a closing loop waits for, does not know this call.
+                await self._await_straight(EXIT_WAIT_S)
             raise
         if self.on_store_time is not None:
             self.on_store_time(call.store_s)
@@ -355,6 +370,53 @@ class LoopCoalescer:
             undo(self, call)
             raise call.error
         return call.answers
+
+    def _is_busy(self, loop: "asyncio.AbstractEventLoop") -> bool:
+        """Whether an item is queued or under way in this loop; what an earlier loop has left behind does not count."""
+        queue, straight = self._queue, self._straight
+        return bool(
+            queue.urgent
+            or queue.others
+            or (self._task is not None and self._loop is loop)
+            or (straight is not None and straight.loop is loop)
+            or self._closed
+        )
+
+    def _go_straight(self, items: Sequence[Item], loop: "asyncio.AbstractEventLoop") -> LoopCall | None:
+        """Start a single item past the queue. `None`: the store has not started it."""
+        assert self._start is not None
+        call = LoopCall(items, loop, PromptFuture(loop))
+        began = time.perf_counter()
+
+        def done(answer: Answer, error: Exception | None) -> None:
+            if self._straight is call:
+                self._straight = None
+                if self._straight_ends is not None:
+                    self._straight_ends.set_result(None)
+                    self._straight_ends = None
+            if isinstance(error, StoreUnavailable):
+                answer, error = Unavailable(error), None
+            call.answers[0], call.error, call.left = answer, error, 0
+            call.store_s = time.perf_counter() - began
+            if call.abandoned:
+                undo(self, call)
+            else:
+                resolve([call], self)
+
+        if not self._start(items[0], done):
+            return None
+        self._straight = call
+        return call
+
+    async def _await_straight(self, wait_s: float | None = None) -> None:
+        """Wait until the call past the queue has its answer, and until that is undone if its caller has left."""
+        loop, straight = asyncio.get_running_loop(), self._straight
+        if straight is not None and straight.loop is loop:
+            if self._straight_ends is None:
+                self._straight_ends = loop.create_future()
+            await asyncio.wait([self._straight_ends], timeout=wait_s)
+        if self._task is not None and self._loop is loop:
+            await asyncio.wait([self._task], timeout=wait_s)
 
     def mark(self, tenant: str, consumer: str, window_us: int, key: str) -> "asyncio.Future[Any]":
         """Queue one mark, cheaper than `asend`. Its result: whether it was the first, or `Unavailable`."""
@@ -381,8 +443,7 @@ class LoopCoalescer:
     async def aclose(self) -> None:
         """Do the same, and wait until queued items are sent."""
         self._closed = True
-        if self._task is not None and self._loop is asyncio.get_running_loop():
-            await asyncio.wait([self._task])
+        await self._await_straight()
 
     def _enqueue(self, call: PendingCall, loop: "asyncio.AbstractEventLoop") -> None:
         if self._closed:
@@ -423,3 +484,8 @@ class LoopCoalescer:
         except asyncio.CancelledError:
             # The loop is closing. No caller may be left waiting, and no claim may stay held without a waiter.
             return unreachable(items, StoreUnavailable("the event loop is closing")), None
+
+
+def _is_closing(loop: "asyncio.AbstractEventLoop") -> bool:
+    """Whether all tasks of the loop are being cancelled, as at its end: no later task would be waited for."""
+    return all(task.cancelling() for task in asyncio.all_tasks(loop))

@@ -1,7 +1,7 @@
 """Carry out the commands of flows, blocking and awaiting. Flows decide; executors do."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -68,6 +68,8 @@ class ExecutorBase:
 
     def abandon(self, owners: Iterable[bytes]) -> None:
         """Drop the claims of interrupted flows, and release those whose handlers did not start."""
+        if not self.keeper.kept:
+            return  # as after nearly every batch
         dropped = [self.drop(owner, None) for owner in owners]
         idle = [kept for kept in dropped if kept is not None and not kept.started]
         post_quietly(self.channel, [give_back(kept.claim, kept.fence) for kept in idle])
@@ -246,20 +248,23 @@ class AsyncExecutor(ExecutorBase):
     loop: "asyncio.AbstractEventLoop | None" = None
     """The loop of the handlers: a step inside a handler in a thread runs its flow there."""
 
-    async def __call__(self, command: Command[Any]) -> Any:
-        """Execute one command and return its answer."""
+    def __call__(self, command: Command[Any]) -> Coroutine[Any, Any, Any]:
+        """Execute one command; await its answer."""
         kind = type(command)
         if kind is Claim:
-            sent_at = self.steady_s()
-            answer = (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
-            if type(answer) is Granted:
-                self.keeper.keep(LiveClaim.since(command, answer, sent_at, self.run_max_s))  # type: ignore[arg-type]
-            return answer
+            return self._claim(command)  # type: ignore[arg-type]
         if kind is Invoke:
-            return await self.invoke(command)  # type: ignore[arg-type]
+            return self.invoke(command)  # type: ignore[arg-type]
         if kind is Settle:
-            return await self._settle(command)  # type: ignore[arg-type]
-        return await self._rarely(command)
+            return self._settle(command)  # type: ignore[arg-type]
+        return self._rarely(command)
+
+    async def _claim(self, claim: Claim) -> Any:
+        sent_at = self.steady_s()
+        answer = (await self.channel.asend((claim,)))[0]
+        if type(answer) is Granted:
+            self.keeper.keep(LiveClaim.since(claim, answer, sent_at, self.run_max_s))
+        return answer
 
     async def _settle(self, settle: Settle) -> Any:
         if self.window_may_have_changed(settle):
@@ -295,7 +300,7 @@ class AsyncExecutor(ExecutorBase):
                     await asyncio.sleep(delay_s)
                 return delay_s is not None
             case Ask():
-                return _report_probe_error(command, await _acall(partial(_ask, command), None))
+                return _report_probe_error(command, await _acall(partial(_ask, command)))
             case _:
                 return (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
 
@@ -303,18 +308,35 @@ class AsyncExecutor(ExecutorBase):
         """Await the handler. Returns its value or its error; a lost claim cancels it."""
         claim, granted = command.claim, command.granted
         if claim is None:
-            return await _acall(command.call, None)
+            return await _acall(command.call)
         run = self.begin(claim, granted)
         if run is None:
             return _claim_lost_error()
         self.loop = asyncio.get_running_loop()
+        task, kept = asyncio.current_task(), run.kept
+        assert task is not None
+        cancelling = task.cancelling()
         outer = run.outer = running.get()
         try:
             running.set(run)
-            return await _acall(command.call, run)
+            kept.on_lost = task.cancel
+            kept.started = True
+            value = await command.call()  # finished, lost or not: the store decides whose result counts
+            return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
+        except asyncio.CancelledError as error:
+            if kept.stopped and task.cancelling() == cancelling + 1:  # only the keeper has cancelled it
+                return Raised(
+                    ClaimLost("another attempt took over, or the store could not be reached"), lost=True
+                )
+            return Raised(error, interrupted=True)
+        except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+            return _check_raised(error, run)
         finally:
-            run.kept.ended = True
+            kept.on_lost = None
+            kept.ended = True
             running.set(outer)
+            if kept.stopped:
+                task.uncancel()
 
     async def refresh(self) -> None:
         """Read the windows in force, if they are due and the store can be reached."""
@@ -365,32 +387,12 @@ def _report_probe_error(command: Ask, ran: Ran) -> Ran:
     return ran
 
 
-async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
-    if run is None:
-        try:
-            value = await call()
-            return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
-        except asyncio.CancelledError as error:
-            return Raised(error, interrupted=True)
-        except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-            return _check_raised(error, None)
-    task, kept = asyncio.current_task(), run.kept
-    assert task is not None
-    cancelling = task.cancelling()
-    kept.on_lost = task.cancel
-    kept.started = True
+async def _acall(call: Callable[[], Any]) -> Ran:
+    """Await a call that is not under a claim."""
     try:
-        value = await call()  # finished, lost or not: the store decides whose result counts
+        value = await call()
         return Returned(value) if type(value) not in UNFINISHED else _unfinished_error(value)
     except asyncio.CancelledError as error:
-        if kept.stopped and task.cancelling() == cancelling + 1:  # only the keeper has cancelled it
-            return Raised(
-                ClaimLost("another attempt took over, or the store could not be reached"), lost=True
-            )
         return Raised(error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return _check_raised(error, run)
-    finally:
-        kept.on_lost = None
-        if kept.stopped:
-            task.uncancel()
+        return _check_raised(error, None)

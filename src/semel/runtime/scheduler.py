@@ -50,6 +50,8 @@ def copies(
     outcomes: Outcomes, place_of: Sequence[int], first_at: Sequence[int], prints: Sequence[bytes | None]
 ) -> Outcomes:
     """Give each later copy of a key the outcome of the first one."""
+    if len(first_at) == len(place_of):
+        return outcomes  # there are no copies
     spread: Outcomes = []
     for at, place in enumerate(place_of):
         outcome = outcomes[place]
@@ -196,7 +198,7 @@ class FlowScheduler:
         for slot, answer in zip(fold.slots, answers, strict=True):
             for at, view in slot.takers:
                 mine = answer if view is None else view(answer)
-                if isinstance(slot.item, Claim) and isinstance(mine, Granted):
+                if type(mine) is Granted and isinstance(slot.item, Claim):
                     if mine.attempt > 1 and len(self._flows) > 1:
                         apart.append(give_back(slot.item, mine.fence))
                         self.alone.append((slot.item, at))
@@ -245,7 +247,11 @@ class FlowScheduler:
         self.outcomes[at] = outcome
         if self._on_outcome is not None:
             self._on_outcome(at, outcome)
-        if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
+        if (
+            type(outcome) is not Done
+            and isinstance(outcome, Errored)
+            and not isinstance(outcome.error, Exception)
+        ):
             self.interrupt = self.interrupt or outcome.error
 
 

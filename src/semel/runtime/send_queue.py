@@ -10,6 +10,7 @@ from semel.core.folding import Fold
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreClosed, StoreError, StoreUnavailable
 from semel.runtime.process import asyncio, logging
+from semel.runtime.prompt_future import PromptFuture
 from semel.types import Unavailable
 
 __all__ = [
@@ -92,11 +93,14 @@ class LoopCall(PendingCall):
     __slots__ = ("future", "loop")
 
     def __init__(
-        self, items: Sequence[Item], loop: "asyncio.AbstractEventLoop", future: "asyncio.Future[None]"
+        self,
+        items: Sequence[Item],
+        loop: "asyncio.AbstractEventLoop",
+        future: "asyncio.Future[None] | PromptFuture",
     ) -> None:
         super().__init__(items, _by_future)
         self.loop: asyncio.AbstractEventLoop = loop
-        self.future: asyncio.Future[None] = future
+        self.future: asyncio.Future[None] | PromptFuture = future
 
 
 class Singles(PendingCall):

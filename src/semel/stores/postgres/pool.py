@@ -80,9 +80,13 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
                         return only_result(results)
                     results.append(result)
         except KeyboardInterrupt:
-            self._cancel()
+            self.cancel_statement()
             raise
-        return only_result(results + self.wait(execute(pgconn)))  # too long to be sent or read at once
+        return self.read_rest(results)  # too long to be sent or read at once
+
+    def read_rest(self, results: list[PGresult]) -> PGresult:
+        """Send and read the rest of a statement, by the driver."""
+        return only_result(results + self.wait(execute(self.pgconn)))
 
     def _await_input(self) -> None:
         """Wait for the next input from the server, at most `wait_s`."""
@@ -90,7 +94,7 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
             self.pgconn.finish()
             raise NoAnswer(f"no answer within {self.wait_s:g} s")
 
-    def _cancel(self) -> None:
+    def cancel_statement(self) -> None:
         """Cancel a statement after an interrupt, and read its result, so that the connection can be used again."""
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
             return

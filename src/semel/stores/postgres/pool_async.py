@@ -17,6 +17,7 @@ from psycopg.pq.abc import PGresult
 
 from semel.errors import StoreUnavailable
 from semel.stores.postgres import encoding
+from semel.stores.postgres.loop_input import LoopInput  # sync: drop
 from semel.stores.postgres.pool_base import (
     CANCEL_S,
     CHECK_S,
@@ -41,9 +42,11 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._prepared_here: set[str] = set()
+        self.input: LoopInput = LoopInput(self.pgconn)  # sync: drop
 
     async def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:  # type: ignore[override]
         """Wait for the server, at most `wait_s` for its next input, unless the caller passes a limit."""
+        self.input.stop()  # sync: drop
         if more:
             return await super().wait(gen, interval, **more)
         try:
@@ -80,18 +83,33 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
                         return only_result(results)
                     results.append(result)
         except (asyncio.CancelledError, KeyboardInterrupt):  # sync: except KeyboardInterrupt:
-            await self._cancel()
+            await self.cancel_statement()
             raise
-        return only_result(results + await self.wait(execute(pgconn)))  # too long to be sent or read at once
+        return await self.read_rest(results)  # too long to be sent or read at once
+
+    async def read_rest(self, results: list[PGresult]) -> PGresult:
+        """Send and read the rest of a statement, by the driver."""
+        return only_result(results + await self.wait(execute(self.pgconn)))
+
+    def is_prepared(self, name: str) -> bool:  # sync: drop
+        """Whether `ask` has prepared this statement."""
+        return name in self._prepared_here
 
     async def _await_input(self) -> None:
         """Wait for the next input from the server, at most `wait_s`."""
+        self.input.stop()  # sync: drop
         if not await wait_for_input_async(self.pgconn.socket, self.wait_s):
             self.pgconn.finish()
             raise NoAnswer(f"no answer within {self.wait_s:g} s")
 
-    async def _cancel(self) -> None:
+    async def close(self) -> None:  # sync: drop
+        """Close the connection."""
+        self.input.stop()  # before the socket is closed: its number may be given to another one
+        await super().close()
+
+    async def cancel_statement(self) -> None:
         """Cancel a statement after an interrupt, and read its result, so that the connection can be used again."""
+        self.input.stop()  # sync: drop
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
             return
         try:
@@ -138,6 +156,30 @@ class AsyncPostgresPool:
         finally:
             self._room.release()
 
+    def take_idle(self) -> AsyncPostgresConnection | None:  # sync: drop
+        """Lend an idle connection to a caller that returns it by `keep_idle` or `give`; `None`: there is none."""
+        if not self._idle or self._room.locked():
+            return None
+        with suppress(StopIteration):  # it does not wait: there is room
+            self._room.acquire().send(None)
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is not None and is_usable(connection):
+            return connection
+        if connection is not None:
+            self._idle.append(connection)  # `take` finds out, and closes it
+        self._room.release()
+        return None
+
+    def keep_idle(self, connection: AsyncPostgresConnection) -> bool:  # sync: drop
+        """Take back a connection that is usable. `False`: it is not, or the pool is closed; use `give`."""
+        with self._lock:
+            if self._closed or not is_idle(connection):
+                return False
+            self._idle.append(connection)
+        self._room.release()
+        return True
+
     async def _acquire(self) -> bool:  # sync: drop
         if not self._room.locked():
             return await self._room.acquire()
@@ -172,7 +214,7 @@ class AsyncPostgresPool:
             self._closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
-            connection.pgconn.finish()
+            connection.input.finish()
 
     async def _take_idle(self) -> AsyncPostgresConnection | None:
         while True:

@@ -101,13 +101,8 @@ class PostgresStore(PostgresStoreBase):
         try:
             answer = self._ask(pool, call)
         except psycopg.Error as error:
-            if not is_cut(error):
-                # The error comes again there, and is handled like every other.
-                return self._send_all(pool, items)
-            self.forget_consumers()
-            time.sleep(pause_s(0))
-            return self._send_all(pool, items, tries=1)
-        return self._send_all(pool, items) if answer is None else self.report_answer(call, answer)
+            return self._finish_single(pool, items, error)
+        return self._finish_single(pool, items, None) if answer is None else self.report_answer(call, answer)
 
     def converse(self, talk: Talk[T]) -> T:
         """Run a talk on a connection of the store; a transaction that it leaves open is rolled back."""
@@ -136,6 +131,17 @@ class PostgresStore(PostgresStoreBase):
         finally:
             pool.give(connection)
         return call.read_answer(result)
+
+    def _finish_single(
+        self, pool: PostgresPool, items: Sequence[Item], error: psycopg.Error | None
+    ) -> list[Answer]:
+        """Carry out an item that its single statement has not decided, or whose statement raised this error."""
+        if error is None or not is_cut(error):
+            # The error comes again there, and is handled like every other.
+            return self._send_all(pool, items)
+        self.forget_consumers()
+        time.sleep(pause_s(0))
+        return self._send_all(pool, items, tries=1)
 
     def _send_all(self, pool: PostgresPool, items: Sequence[Item], tries: int = 0) -> list[Answer]:
         """Execute the items by the statements for many. `tries`: how often the connection was lost already."""

@@ -12,10 +12,11 @@ import psycopg
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
-from semel.core.protocols import Listener
+from semel.core.protocols import Listener, OnAnswer  # sync: from semel.core.protocols import Listener
 from semel.errors import StoreError
 from semel.runtime.generators import adrive
 from semel.runtime.process import restart_after_fork
+from semel.runtime.tasks import resolve_future  # sync: drop
 from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, error_as_rows, pause_s
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, stages
 from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
@@ -25,6 +26,7 @@ from semel.stores.postgres.queries import talk_of
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
 from semel.stores.postgres.single import SingleCall
+from semel.stores.postgres.started import StartedStatement  # sync: drop
 
 # sync: from semel.stores.postgres.store_async import AsyncPostgresStore
 
@@ -97,6 +99,15 @@ class AsyncPostgresStore(PostgresStoreBase):
         Raises `StoreUnavailable` if the server cannot be reached; repeating the same items is then safe
         for all but marks.
         """
+        if len(items) == 1:  # sync: drop
+            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            started = self._start(items[0], partial(resolve_future, future))
+            if started is not None:
+                try:
+                    return [await future]
+                except asyncio.CancelledError:
+                    await started.cancel()
+                    raise
         pool = await self._open_pool()
         call = self.single(items)
         if call is None:
@@ -104,13 +115,16 @@ class AsyncPostgresStore(PostgresStoreBase):
         try:
             answer = await self._ask(pool, call)
         except psycopg.Error as error:
-            if not is_cut(error):
-                # The error comes again there, and is handled like every other.
-                return await self._send_all(pool, items)
-            self.forget_consumers()
-            await asyncio.sleep(pause_s(0))
-            return await self._send_all(pool, items, tries=1)
-        return await self._send_all(pool, items) if answer is None else self.report_answer(call, answer)
+            return await self._finish_single(pool, items, error)
+        return (
+            await self._finish_single(pool, items, None)
+            if answer is None
+            else self.report_answer(call, answer)
+        )
+
+    def start(self, item: Item, done: OnAnswer, /) -> bool:  # sync: drop
+        """Send one plain item now, on an idle connection; `done` gets its answer. `False`: nothing was sent."""
+        return self._start(item, done) is not None
 
     async def aconverse(self, talk: Talk[T]) -> T:
         """Run a talk on a connection of the store; a transaction that it leaves open is rolled back."""
@@ -131,6 +145,20 @@ class AsyncPostgresStore(PostgresStoreBase):
 
     # --- inside ---
 
+    def _start(self, item: Item, done: OnAnswer) -> StartedStatement | None:  # sync: drop
+        loop, pool = asyncio.get_running_loop(), self._pool
+        if pool is None or self._loop is not loop:
+            return None
+        call = self.single((item,))
+        connection = None if call is None else pool.take_idle()
+        if call is None or connection is None:
+            return None
+        started = StartedStatement(pool, call, done, self.report_answer, self._finish_single)
+        if started.start(connection, loop):
+            return started
+        pool.keep_idle(connection)
+        return None
+
     async def _ask(self, pool: AsyncPostgresPool, call: SingleCall) -> Answer:
         """Return the answer of the statement for one plain item; `None`: not decided."""
         connection = await pool.take()
@@ -139,6 +167,17 @@ class AsyncPostgresStore(PostgresStoreBase):
         finally:
             await pool.give(connection)
         return call.read_answer(result)
+
+    async def _finish_single(
+        self, pool: AsyncPostgresPool, items: Sequence[Item], error: psycopg.Error | None
+    ) -> list[Answer]:
+        """Carry out an item that its single statement has not decided, or whose statement raised this error."""
+        if error is None or not is_cut(error):
+            # The error comes again there, and is handled like every other.
+            return await self._send_all(pool, items)
+        self.forget_consumers()
+        await asyncio.sleep(pause_s(0))
+        return await self._send_all(pool, items, tries=1)
 
     async def _send_all(self, pool: AsyncPostgresPool, items: Sequence[Item], tries: int = 0) -> list[Answer]:
         """Execute the items by the statements for many. `tries`: how often the connection was lost already."""

@@ -116,12 +116,8 @@ class RedisPool:
             raise
         return link
 
-    def _check_open(self) -> None:
-        if self._core.closed or self._closed:
-            raise self._core.closed_error()
-
-    def release(self, link: RedisConnection) -> None:
-        """Give a connection back to the pool; all its replies must have been read."""
+    def keep(self, link: RedisConnection) -> bool:
+        """Keep a connection whose replies have all been read. Returns `False` if it has to be closed instead."""
         link.used_at = time.monotonic()
         with self._lock:
             self._busy.discard(link)
@@ -129,8 +125,17 @@ class RedisPool:
             is_open = not self._core.closed and not self._closed
             if is_open and len(idle) < IDLE_MAX and link.connection.is_connected:
                 idle.append(link)
-                return
-        link.close()
+                return True
+        return False
+
+    def _check_open(self) -> None:
+        if self._core.closed or self._closed:
+            raise self._core.closed_error()
+
+    def release(self, link: RedisConnection) -> None:
+        """Give a connection back to the pool; all its replies must have been read."""
+        if not self.keep(link):
+            link.close()
 
     def drop(self, link: RedisConnection) -> None:
         """Close a connection and remove it from the pool."""

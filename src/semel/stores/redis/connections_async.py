@@ -2,6 +2,7 @@
 
 import asyncio  # sync: drop
 import time
+from collections.abc import Callable  # sync: drop
 from contextlib import suppress
 from threading import Lock  # sync: from threading import Event, Lock
 from typing import Any
@@ -16,6 +17,7 @@ from semel.stores.redis.base import RedisState, link_options
 from semel.stores.redis.calls import Address, RedisCall
 from semel.stores.redis.errors import BROKEN, as_message
 from semel.stores.redis.listener import AsyncRedisListener
+from semel.stores.redis.replies import SingleReplies  # sync: drop
 
 __all__ = ["AsyncRedisConnection", "AsyncRedisPool", "AsyncRedisPools"]
 
@@ -37,6 +39,8 @@ class AsyncRedisConnection:
         self.connection: Any = kind(**options, retry=Retry(NoBackoff(), 0))
         self.address = address
         self.used_at: float = 0.0
+        self._answer_s = core.options.answer_s  # sync: drop
+        self._replies: SingleReplies | None = None  # sync: drop
 
     async def send(self, packed: bytes) -> None:
         """Send bytes. Raises the driver's error."""
@@ -51,6 +55,18 @@ class AsyncRedisConnection:
             if message is None:
                 raise
             return message
+
+    def ask(self, packed: bytes, done: Callable[[Any], None]) -> None:  # sync: drop
+        """Send one call; `done` gets its reply, or an error as a value."""
+        if self._replies is None:
+            loop = asyncio.get_running_loop()
+            self._replies = SingleReplies(self.connection._writer.transport, loop, self._answer_s)
+        self._replies.ask(packed, done)
+
+    @property  # sync: drop
+    def is_lost(self) -> bool:
+        """Whether the connection is known to have ended."""
+        return not self.connection.is_connected or (self._replies is not None and self._replies.is_lost)
 
     async def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
         """Read the replies of commands that reply with one line each; no other replies may be pending."""
@@ -72,6 +88,8 @@ class AsyncRedisConnection:
 
     async def close(self, *, nowait: bool = True) -> None:  # sync: def close(self) -> None:
         """Close the connection; callable from any thread or task."""
+        if self._replies is not None:  # sync: drop
+            self._replies.end(ConnectionError("the connection was closed"))
         with suppress(*BROKEN, RuntimeError):  # the connections of a closed event loop are already gone
             await self.connection.disconnect(nowait=nowait)  # sync: self.connection.disconnect()
 
@@ -117,12 +135,22 @@ class AsyncRedisPool:
             raise
         return link
 
-    def _check_open(self) -> None:
-        if self._core.closed or self._closed:
-            raise self._core.closed_error()
+    def take_idle(self, address: Address) -> AsyncRedisConnection | None:  # sync: drop
+        """Return an idle connection that is not known to have ended; `None`: there is none."""
+        with self._lock:
+            idle = self._idle.get(address)
+            if not idle or self._closed:
+                return None
+            link = idle[-1]
+            if link.is_lost:
+                link.used_at = 0.0  # so that `take` finds out, and drops it
+                return None
+            idle.pop()
+            self._busy.add(link)
+            return link
 
-    async def release(self, link: AsyncRedisConnection) -> None:
-        """Give a connection back to the pool; all its replies must have been read."""
+    def keep(self, link: AsyncRedisConnection) -> bool:
+        """Keep a connection whose replies have all been read. Returns `False` if it has to be closed instead."""
         link.used_at = time.monotonic()
         with self._lock:
             self._busy.discard(link)
@@ -130,8 +158,17 @@ class AsyncRedisPool:
             is_open = not self._core.closed and not self._closed
             if is_open and len(idle) < IDLE_MAX and link.connection.is_connected:
                 idle.append(link)
-                return
-        await link.close()
+                return True
+        return False
+
+    def _check_open(self) -> None:
+        if self._core.closed or self._closed:
+            raise self._core.closed_error()
+
+    async def release(self, link: AsyncRedisConnection) -> None:
+        """Give a connection back to the pool; all its replies must have been read."""
+        if not self.keep(link):
+            await link.close()
 
     async def drop(self, link: AsyncRedisConnection) -> None:
         """Close a connection and remove it from the pool."""

@@ -10,6 +10,7 @@ __all__ = [
     "BROKEN",
     "Kind",
     "NotSent",
+    "ServerError",
     "as_message",
     "connect_error",
     "kind_of",

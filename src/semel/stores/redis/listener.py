@@ -104,6 +104,11 @@ class AsyncRedisListener:
         task, self._task = self._task, None
         await end_tasks(task)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `wait_subscribed` would not wait."""
+        return self._task is None or self._subscribed.is_set()
+
     async def wait_subscribed(self) -> None:
         """Wait up to `SUBSCRIBE_S` for the subscription: an answer must not be older than the first message."""
         if self._task is not None and not self._subscribed.is_set():

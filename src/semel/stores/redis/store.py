@@ -101,8 +101,12 @@ class RedisStore(RedisStoreBase):
 
     def _send_single(self, pipeline: Pipeline, call: RedisSingleCall) -> list[Answer]:
         """Answer one item by its own script; if that does not decide, by the script for many."""
+        (reply,) = pipeline.ask([self._core.single_call(call)])
+        return self.finish_single(pipeline, call, reply)
+
+    def finish_single(self, pipeline: Pipeline, call: RedisSingleCall, reply: Any) -> list[Answer]:
+        """Read the reply to the script of one item, and ask again if that has not decided."""
         core = self._core
-        (reply,) = pipeline.ask([core.single_call(call)])
         if isinstance(reply, Exception) and kind_of(reply) == "text":
             (reply,) = pipeline.ask([core.single_call(call, as_text=True)])
         if isinstance(reply, Exception):

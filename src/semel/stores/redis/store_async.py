@@ -1,12 +1,15 @@
 """The Redis store that clients open."""
 
+import asyncio  # sync: drop
 from collections.abc import Callable, Sequence
+from functools import partial  # sync: drop
 from typing import Any
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
-from semel.core.protocols import Listener
+from semel.core.protocols import Listener, OnAnswer  # sync: from semel.core.protocols import Listener
 from semel.runtime.process import restart_after_fork
+from semel.runtime.tasks import resolve_future  # sync: drop
 from semel.stores.redis.base import RedisState, RedisStoreBase
 from semel.stores.redis.calls import Steps
 from semel.stores.redis.connections_async import AsyncRedisPool, AsyncRedisPools
@@ -14,6 +17,7 @@ from semel.stores.redis.errors import kind_of
 from semel.stores.redis.pipeline_async import AsyncPipeline
 from semel.stores.redis.server_checks import ServerFacts, facts_of_masters
 from semel.stores.redis.single import RedisSingleCall
+from semel.stores.redis.started import start_call  # sync: drop
 
 # sync: from semel.stores.redis.store_async import AsyncRedisStore
 
@@ -72,6 +76,10 @@ class AsyncRedisStore(RedisStoreBase):
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items in one round trip; an item that no server answered is `Unavailable`."""
+        if len(items) == 1:  # sync: drop
+            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            if self.start(items[0], partial(resolve_future, answer)):
+                return [await answer]
         core, pool = self._core, await self._open_pool()
         if core.listeners:
             await pool.listener.wait_subscribed()
@@ -83,6 +91,13 @@ class AsyncRedisStore(RedisStoreBase):
         )
         core.notify_listeners(items, answers)
         return answers
+
+    def start(self, item: Item, done: OnAnswer, /) -> bool:  # sync: drop
+        """Send one plain item now, on an idle connection; `done` gets its answer. `False`: nothing was sent."""
+        core = self._core
+        if core.closed or core.facts is None:
+            return False
+        return start_call(core, self._pools.current(), item, done, self.finish_single)
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Notify `listener` of records that end: settled, released or forgotten here, or elsewhere if awaited here."""
@@ -101,8 +116,12 @@ class AsyncRedisStore(RedisStoreBase):
 
     async def _send_single(self, pipeline: AsyncPipeline, call: RedisSingleCall) -> list[Answer]:
         """Answer one item by its own script; if that does not decide, by the script for many."""
+        (reply,) = await pipeline.ask([self._core.single_call(call)])
+        return await self.finish_single(pipeline, call, reply)
+
+    async def finish_single(self, pipeline: AsyncPipeline, call: RedisSingleCall, reply: Any) -> list[Answer]:
+        """Read the reply to the script of one item, and ask again if that has not decided."""
         core = self._core
-        (reply,) = await pipeline.ask([core.single_call(call)])
         if isinstance(reply, Exception) and kind_of(reply) == "text":
             (reply,) = await pipeline.ask([core.single_call(call, as_text=True)])
         if isinstance(reply, Exception):

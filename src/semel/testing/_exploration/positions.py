@@ -96,7 +96,9 @@ def plain(answer: Any) -> Any:
         case Record():
             return replace(answer, owner=b"", lease_until_us=0, settled_at_us=0, errors=())
         case Page():
-            return Page([replace(record, owner=b"", lease_until_us=0, errors=()) for record in answer.records])
+            return Page(
+                [replace(record, owner=b"", lease_until_us=0, errors=()) for record in answer.records]
+            )
         case _:
             return answer
 
