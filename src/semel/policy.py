@@ -155,7 +155,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             )
         if self.redact_error is not None and not callable(self.redact_error):
             raise PolicyInvalid(
-                f"Policy.redact_error is {self.redact_error!r}; it must be a function that takes a semel.ErrorInfo"
+                f"Policy.redact_error is {self.redact_error!r}; it must be a function of one ErrorInfo"
             )
         if self.on_unavailable not in ("refuse", "run"):
             raise PolicyInvalid(f"Policy.on_unavailable is {self.on_unavailable!r}; it must be refuse or run")

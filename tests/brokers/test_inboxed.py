@@ -188,10 +188,14 @@ async def test_a_mark_keeps_the_errors_before_it_and_no_older_ones(queue: Queue,
         if paid.order == "flaky" and tried.count("flaky") <= 2:
             raise RuntimeError("card 4242")
 
-    def hide(info: semel.ErrorInfo) -> semel.ErrorInfo:
-        return semel.ErrorInfo(info.kind, "hidden", "", info.worker)
+    def hide(info: semel.types.ErrorInfo) -> semel.types.ErrorInfo:
+        return semel.types.ErrorInfo(info.kind, "hidden", "", info.worker)
 
-    place, owner, info = ("", "wallet", "old"), b"o" * 16, semel.ErrorInfo("app.Old", "of another event")
+    place, owner, info = (
+        ("", "wallet", "old"),
+        b"o" * 16,
+        semel.types.ErrorInfo("app.Old", "of another event"),
+    )
     async with ledger.client() as once:
         await once.records.lookup("old")  # it connects
         (granted,) = await deliver.send(once, [Claim(place, owner, 1000, 1)])
@@ -214,7 +218,7 @@ async def test_a_redaction_holds_for_dead_letters_and_the_log(
     def credit(_connection: Any, _paid: Paid) -> None:
         raise RuntimeError("card 4242")
 
-    policy = replace(PATIENT, redact_error=lambda info: semel.ErrorInfo(info.kind, "hidden"))
+    policy = replace(PATIENT, redact_error=lambda info: semel.types.ErrorInfo(info.kind, "hidden"))
     send(queue, "bad")
     await worked(queue, ledger, credit, client={"policy": policy})
     [(_, letter)] = queue.dead

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from semel import Delivery, ErrorInfo, Policy
+from semel import Delivery, Policy
 from semel.core.commands import Settle
 from semel.core.settlement import NotStarted
 from semel.runtime.process import worker_name
+from semel.types import ErrorInfo
 from tests.client.clients import Either, Place
 
 pytestmark = pytest.mark.anyio

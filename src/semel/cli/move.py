@@ -29,7 +29,7 @@ def _move() -> None:
     """Move consumers from one store to another."""
 
 
-def _moves(store: MigratingStore, tenant: str | None, consumer: str | None) -> list[steps.Move]:
+def _moves(store: MigratingStore, tenant: str | None, consumer: str | None) -> list[steps.StoreMove]:
     """Return the chosen moves. Raises `CommandExit` if there is none."""
     found = [
         each
@@ -45,11 +45,11 @@ def _moves(store: MigratingStore, tenant: str | None, consumer: str | None) -> l
     return found
 
 
-def _state(each: steps.Move) -> str:
+def _state(each: steps.StoreMove) -> str:
     return "finished" if each.finished else "closed" if each.closed_at_us else "moving"
 
 
-def _document(each: steps.Move) -> dict[str, Any]:
+def _document(each: steps.StoreMove) -> dict[str, Any]:
     closed = each.closed_at_us / 1e6 if each.closed_at_us else None
     return {"tenant": each.tenant, "consumer": each.consumer, "state": _state(each), "closed_at": closed}
 

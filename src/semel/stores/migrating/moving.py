@@ -10,14 +10,14 @@ from semel.core.moves import MOVED_OUT, MOVING_IN, moved_out, moving_in, note
 from semel.core.protocols import Store
 from semel.types import Record
 
-__all__ = ["Move", "close", "finish", "moves"]
+__all__ = ["StoreMove", "close", "finish", "moves"]
 
 MARGIN_US = 60 * 10**6
 """How long after the note a client of the old store alone may still write: it reads the notes every few seconds."""
 PAGE = 500
 
 
-class Move(Struct, frozen=True):
+class StoreMove(Struct, frozen=True):
     """A consumer's move between two stores."""
 
     tenant: str
@@ -27,7 +27,7 @@ class Move(Struct, frozen=True):
     finished: bool
 
 
-def moves(old: Store, new: Store) -> list[Move]:
+def moves(old: Store, new: Store) -> list[StoreMove]:
     """Return the moves between these stores."""
     left, right = _ask(old, ReadSettings()).windows, _ask(new, ReadSettings()).windows
     prefixes = {
@@ -40,7 +40,7 @@ def moves(old: Store, new: Store) -> list[Move]:
         if tenant.startswith(begin) and name == other
     }
     return [
-        Move(
+        StoreMove(
             *place,
             moved_out(left, *place).get(new.name, 0),
             old.name not in moving_in(right, *place),
@@ -49,15 +49,15 @@ def moves(old: Store, new: Store) -> list[Move]:
     ]
 
 
-def close(old: Store, new: Store, move: Move) -> Move:
+def close(old: Store, new: Store, move: StoreMove) -> StoreMove:
     """Refuse clients of the old store alone from now on. The old window is counted from here."""
     now_us: int = _ask(old, Count(move.tenant)).now_us
     _ask(old, note(MOVED_OUT, move.tenant, move.consumer, new.name, now_us))
-    return Move(move.tenant, move.consumer, now_us, move.finished)
+    return StoreMove(move.tenant, move.consumer, now_us, move.finished)
 
 
 def finish(
-    old: Store, new: Store, move: Move, window_us: int, on_record: Callable[[], object] = lambda: None
+    old: Store, new: Store, move: StoreMove, window_us: int, on_record: Callable[[], object] = lambda: None
 ) -> str:
     """Let clients use the new store alone, if it knows all that the old one knows. Returns why not; empty: done."""
     if not move.closed_at_us:
@@ -76,7 +76,7 @@ def finish(
     return ""
 
 
-def _only_old(old: Store, new: Store, move: Move, on_record: Callable[[], object]) -> Iterator[Record]:
+def _only_old(old: Store, new: Store, move: StoreMove, on_record: Callable[[], object]) -> Iterator[Record]:
     """Yield the records that only the old store has."""
     cursor: str | None = None
     while True:
