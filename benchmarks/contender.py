@@ -327,7 +327,10 @@ def powertools_single(url: str) -> Iterator[Call]:
     from aws_lambda_powertools.utilities.idempotency.persistence.redis import RedisCachePersistenceLayer
 
     warnings.simplefilter("ignore")  # without a Lambda context it warns at every call
-    layer = RedisCachePersistenceLayer(client=redis.Redis.from_url(url, decode_responses=True))
+    client: Any = redis.Redis.from_url(
+        url, decode_responses=True
+    )  # its protocol is older than redis-py's types
+    layer = RedisCachePersistenceLayer(client=client)
     config = IdempotencyConfig(event_key_jmespath="key", expires_after_seconds=DAY_S)
 
     @idempotent_function(data_keyword_argument="event", persistence_store=layer, config=config)  # type: ignore[untyped-decorator]
