@@ -33,7 +33,7 @@ from semel.runtime.urls import option_texts, parse_url, struct_options
 
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]
 
-RETRIES = {"mode": "standard", "total_max_attempts": 3}
+RETRIES: dict[str, Any] = {"mode": "standard", "total_max_attempts": 3}
 """The client's own retries: for throttled calls. More of them would hide for long why the service is away."""
 BATCH_MAX = 10
 """The most entries in one call of the service."""

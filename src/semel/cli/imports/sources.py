@@ -103,7 +103,7 @@ class KeyedTable(ABC):
     """Turns a key into a text that is compared as the key's own type again."""
 
     def __init__(self, place: str, table: str, key: str, time: str | None) -> None:
-        self.name = f"{place}?table={table}&key={key}&time={time or ''}"
+        self.name: str = f"{place}?table={table}&key={key}&time={time or ''}"
         self._table, self._key = f'"{table}"', f'"{key}"'
         self._time = f'max("{time}")' if time else "NULL"
 
@@ -209,7 +209,7 @@ class RedisKeys:
         except ImportError:
             raise CommandExit(f"Redis needs an extra: {install_command('redis')}", USAGE) from None
         self._driver = redis
-        self.name = f"{redact(url.partition('?')[0])}?pattern={pattern}"
+        self.name: str = f"{redact(url.partition('?')[0])}?pattern={pattern}"
         self._pattern = pattern
         self._prefix = _WILD.split(pattern, maxsplit=1)[0].encode()
         plain = url.partition("?")[0].replace("valkey", "redis", 1)
@@ -259,7 +259,7 @@ class JsonLines:
 
     def __init__(self, path: Path, key: str, time: str | None) -> None:
         self._path, self._key, self._time = path, key, time
-        self.name = f"{path.resolve()}?key={key}&time={time or ''}"
+        self.name: str = f"{path.resolve()}?key={key}&time={time or ''}"
 
     def count(self) -> int | None:
         """Only reading it tells."""

@@ -47,8 +47,9 @@ Hot: TypeAlias = Claim | Renew | Settle | Mark
 class Pair:
     """The two stores as one. Keeps the fences of running claims, and nothing that could not be looked up."""
 
-    def __init__(self, *names: str) -> None:
-        self.old_name, self.new_name = names
+    def __init__(self, old_name: str, new_name: str) -> None:
+        self.old_name: str = old_name
+        self.new_name: str = new_name
         self.after_fork()
 
     def after_fork(self) -> None:

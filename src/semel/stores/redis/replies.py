@@ -31,7 +31,7 @@ class SingleReplies(asyncio.BufferedProtocol):
         self._done: Callable[[Any], None] | None = None
         self._until = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self.is_lost = False
+        self.is_lost: bool = False
         """Whether the server has closed the connection."""
         transport.set_protocol(self)
 
