@@ -200,3 +200,16 @@ def test_times_are_read_as_they_are_stored() -> None:
     assert time_us_of(None) is None
     with pytest.raises(ValueError, match="yesterday"):
         time_us_of("yesterday")
+
+
+@pytest.mark.parametrize("kind", ["marks", "records"])
+def test_copies_of_a_key_in_a_file_are_known_and_verified(kind: str, tmp_path: Path) -> None:
+    keys = [f"evt_{number % 10}" for number in range(15)]
+    (tmp_path / "seen.jsonl").write_text("".join(json.dumps({"id": key}) + "\n" for key in keys))
+    ended = semel(
+        "import", "seen.jsonl", "--key", "id", "--store", "sqlite:///semel.db", "--consumer", "billing",
+        "--as", kind, "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    made = ended.json()
+    assert (made["written"], made["known"], made["verified"]) == (10, 5, 15)

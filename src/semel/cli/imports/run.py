@@ -1,5 +1,6 @@
 """Write processed keys into a store, a page at a time. A killed import goes on; a repeated one changes nothing."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Literal
@@ -84,6 +85,7 @@ class Importer:
     def _import(self, page: Sequence[ProcessedKey], made: Imported, *, dry_run: bool) -> None:
         now_us = answer_or_raise(self._store.send([Count(PROGRESS)])[0]).now_us
         chosen: dict[str, tuple[int, int]] = {}
+        copies: Counter[str] = Counter()
         made.read += len(page)
         for each in page:
             if not _is_key(each.key):
@@ -95,6 +97,7 @@ class Importer:
                 made.expired += 1
             elif each.key in chosen:
                 made.known += 1
+                copies[each.key] += 1
             else:
                 chosen[each.key] = (at_us, window_us)
         if dry_run:
@@ -106,7 +109,8 @@ class Importer:
         written = self._mark(chosen, now_us) if self._kind == "marks" else self._record(chosen)
         made.written += written
         made.known = before + len(chosen) - written
-        made.verified += sum(self._has(list(chosen)))
+        there = zip(chosen, self._has(list(chosen)), strict=True)
+        made.verified += sum(1 + copies[key] for key, is_there in there if is_there)
 
     def _mark(self, chosen: dict[str, tuple[int, int]], now_us: int) -> int:
         """Mark the keys for the rest of their windows. Returns how many are new."""
