@@ -5,6 +5,7 @@ written at once, fenced, and written once even if it is sent twice. Readers need
 of an hour are `<hour>:0`, `<hour>:1` and so on, and each process takes one of the lowest free numbers.
 """
 
+import secrets
 from collections.abc import Generator, Iterable, Sequence
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -62,7 +63,7 @@ class Writer:
         self._fence = 0
         self._steps = 0
         self._written = 0
-        self.mark: str = new_owner().hex()[:8]
+        self.mark: str = secrets.token_hex(4)
         """The id of this process in its parts."""
         self._admitted = False
 

@@ -7,6 +7,7 @@ take the same one, the one that finds the other's mark there takes another.
 
 import os
 import platform
+import secrets
 import socket
 from collections.abc import Generator, Sequence
 from importlib.metadata import version
@@ -17,7 +18,6 @@ import msgspec
 from semel.core.commands import Admit, Answer, Claim, Granted, Item, Lookup
 from semel.core.machine import NOBODY
 from semel.observe.counters import CounterHook
-from semel.runtime.process import new_owner
 from semel.types import Record, Unavailable
 
 __all__ = ["ALIVE_US", "BEAT_S", "Heartbeat", "SeenWorker", "workers"]
@@ -77,7 +77,7 @@ class Heartbeat:
         self._number = -1
         self._admitted = False
         self._state = WorkerState(
-            new_owner().hex()[:8], socket.gethostname() or platform.node(), os.getpid(), version("semel")
+            secrets.token_hex(4), socket.gethostname() or platform.node(), os.getpid(), version("semel")
         )
 
     @property
