@@ -9,9 +9,9 @@ from semel.observe import events
 ROOT = Path(__file__).resolve().parents[1]
 
 EVENTS = {
-    "began", "busy", "claimed", "completed", "counted", "deadletterstuck", "dropped", "duplicate", "ended", "expired",
-    "failed", "late", "lost", "marked", "probed", "purged", "quarantined", "received", "released", "storefailed",
-    "storelost", "storesent", "unguarded", "unreachable", "unrecorded",
+    "began", "busy", "claimed", "completed", "counted", "dead_letter", "deadletterstuck", "dropped", "duplicate",
+    "ended", "expired", "failed", "late", "lost", "marked", "probed", "purged", "quarantined", "received", "released",
+    "storefailed", "storelost", "storesent", "unguarded", "unreachable", "unrecorded",
 }  # fmt: skip
 """What logs and the history call the events: people search for these."""
 

@@ -67,6 +67,9 @@ def test_defaults(tmp_path: Path) -> None:
         "mode": ("lease", "default"),
         "source": (None, "default"),
         "log_level": ("warning", "default"),
+        "log_format": ("text", "default"),
+        "hooks": ("", "default"),
+        "rollups": (True, "default"),
         **{f"serve.{name}": (value, "default") for name, value in SERVE.items()},
     }
 

@@ -176,7 +176,8 @@ async def test_it_is_counted_and_logged(place: Place, caplog: pytest.LogCaptureF
         "ended",
         "unguarded",
     ]
-    labels = {"consumer": "billing", "handler": "charge", "source": ""}
+    handler = f"{__name__}.charge"
+    labels = {"consumer": "billing", "handler": handler, "event_type": "", "source": ""}
     assert registry.get_sample_value("semel_events_unguarded_total", labels) == 1
     assert registry.get_sample_value("semel_events_processed_total", labels) is None
     logged = [record for record in caplog.records if record.getMessage().startswith("unguarded")]

@@ -1,12 +1,15 @@
 """What is logged, at which level, and what never is."""
 
+import json
 import logging
 
 import pytest
 
 import semel
 from semel.observe import events
+from semel.observe.log_format import JsonFormatter, about
 from semel.observe.logging import LogHook
+from semel.observe.takeover_log import TakeoverLog
 
 SECRET = "order-4711"
 
@@ -66,3 +69,55 @@ def test_every_event_has_a_level() -> None:
     kinds = {getattr(events, name) for name in events.__all__}
     told = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, events.HookEvent)}
     assert told - {events.HookEvent, events.DeliveryEvent} == set(_LEVELS)
+
+
+def test_a_takeover_is_one_line_that_says_what_happens_next(caplog: pytest.LogCaptureFixture) -> None:
+    hook = TakeoverLog()
+    who = ("", "billing", "k", b"owner")
+    hook(events.ClaimedEvent(*who, attempt=1))
+    hook(events.Released(*who, error=ValueError()))
+    hook(events.ClaimedEvent(*who, attempt=2))  # this process itself released it
+    assert caplog.records == []
+    hook(events.ClaimedEvent(*who, attempt=3))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("billing: attempt 3 at key 'k' is taken over here")
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["event"], line["key"], line["attempt"], line["next"]) == (
+        "takeover",
+        "k",
+        3,
+        "it runs here now",
+    )
+
+
+def test_a_json_line_is_one_line_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    error = ValueError("two\nlines")
+    logging.getLogger("semel").error("it failed", exc_info=error, extra=about("failed", key="k", attempt=2))
+    text = JsonFormatter().format(caplog.records[0])
+    line = json.loads(text)
+    assert "\n" not in text
+    assert (line["level"], line["logger"], line["message"]) == ("error", "semel", "it failed")
+    assert (line["event"], line["key"], line["attempt"], line["error"]) == (
+        "failed",
+        "k",
+        2,
+        "ValueError: two\nlines",
+    )
+    assert "ValueError" in line["traceback"]
+
+
+def test_what_needs_attention_says_what_happens_next(caplog: pytest.LogCaptureFixture) -> None:
+    hook, who = LogHook(), ("", "billing", "k", b"")
+    caplog.set_level(logging.INFO, "semel")
+    hook(events.Released(*who, error=ValueError("no"), retry_after_s=2.0, attempt=1))
+    hook(events.DeadLettered(*who, reason="failed", attempts=3, error="ValueError: no"))
+    hook(events.LostEvent(*who))
+    hook(events.StoreFailed("claim", OSError("away")))
+    hook(events.ClaimedEvent(*who, attempt=2))
+    assert [record.semel["next"] for record in caplog.records] == [  # type: ignore[attr-defined]
+        "it may run again in 2 s",
+        "it stays with the dead letters until it is replayed or removed",
+        "the other attempt's result counts; nothing was overwritten",
+        "callers wait or are refused until the store answers",
+        "attempt 2 runs here",
+    ]

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import semel
 from semel.observe import events
-from semel.observe.prometheus import METRICS, PrometheusHook
+from semel.observe.prometheus import METRICS, TYPES_MAX, PrometheusHook
 from semel.types import Stats
 from tests.observe.listening import Heard, Plainly
 from tests.services.programs import program
@@ -20,12 +20,13 @@ from tests.services.programs import program
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus"
 EXPECTED = {
-    "events_received_total": ("counter", {"consumer", "handler", "source"}),
-    "events_duplicate_total": ("counter", {"consumer", "handler", "source", "reason"}),
-    "events_processed_total": ("counter", {"consumer", "handler", "source"}),
-    "events_failed_total": ("counter", {"consumer", "handler", "source", "error"}),
-    "fingerprint_mismatch_total": ("counter", {"consumer", "handler", "source"}),
-    "claims_lost_total": ("counter", {"consumer", "handler", "source"}),
+    "events_received_total": ("counter", {"consumer", "handler", "event_type", "source"}),
+    "events_duplicate_total": ("counter", {"consumer", "handler", "event_type", "source", "reason"}),
+    "events_processed_total": ("counter", {"consumer", "handler", "event_type", "source"}),
+    "events_failed_total": ("counter", {"consumer", "handler", "event_type", "source", "error"}),
+    "dead_letters_total": ("counter", {"consumer", "handler", "event_type", "source", "reason"}),
+    "fingerprint_mismatch_total": ("counter", {"consumer", "handler", "event_type", "source"}),
+    "claims_lost_total": ("counter", {"consumer", "handler", "event_type", "source"}),
     "claims_expired_total": ("counter", {"consumer"}),
     "store_errors_total": ("counter", {"op"}),
     "claims_in_flight": ("gauge", {"consumer"}),
@@ -66,7 +67,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 
 def who(**more: str) -> dict[str, str]:
-    return {"consumer": "billing", "handler": "one", "source": "", **more}
+    return {"consumer": "billing", "handler": f"{__name__}.one", "event_type": "", "source": "", **more}
 
 
 def one() -> int:
@@ -83,6 +84,7 @@ def touch_all(hook: PrometheusHook) -> None:
         events.Duplicate(*about, "reuse", "done", 12.0, False),
         events.CompletedEvent(*about),
         events.FailedEvent(*about, ValueError()),
+        events.DeadLettered(*about, "failed"),
         events.LateArrivalEvent(*about, 1.0),
         events.LostEvent(*about),
         events.Expired(*about),
@@ -159,9 +161,11 @@ def test_what_a_client_does_is_counted() -> None:
     assert value(registry, "events_received_total", **who()) == 3
     assert value(registry, "events_processed_total", **who()) == 1
     assert value(registry, "events_duplicate_total", **who(reason="redelivery")) == 2
-    failing = "test_what_a_client_does_is_counted.<locals>.fails"
+    failing = f"{__name__}.test_what_a_client_does_is_counted.fails"
     assert value(registry, "events_failed_total", **who(handler=failing, error="ValueError")) == 1
-    assert value(registry, "handler_duration_seconds_count", consumer="billing", handler="one") == 1
+    assert (
+        value(registry, "handler_duration_seconds_count", consumer="billing", handler=who()["handler"]) == 1
+    )
     assert value(registry, "redelivery_lag_seconds_count", consumer="billing", source="") == 2
     assert value(registry, "window_seconds", consumer="billing") == 7200
     assert value(registry, "records", state="done") == 1
@@ -197,7 +201,7 @@ def test_probes_are_counted_by_their_answer(*, awaits: bool) -> None:
     assert heard.names()[-3:] == ["claimed", "probed", "completed"]
     handler = told[0].handler
     for answer in ("cannot_tell", "did_not_happen", "happened"):
-        labels = {"consumer": "billing", "handler": handler, "source": "", "answer": answer}
+        labels = who(handler=handler, answer=answer)
         assert registry.get_sample_value("semel_probes_total", labels) == 1
 
 
@@ -214,19 +218,38 @@ def test_a_label_has_at_most_two_hundred_values() -> None:
     registry = CollectorRegistry()
     hook = PrometheusHook(registry)
     for number in range(1000):
-        hook(events.Received("", f"c{number}", "key", b"", f"h{number}", f"s{number}"))
+        hook(
+            events.Received("", f"c{number}", "key", b"", f"h{number}", f"s{number}", event_type=f"t{number}")
+        )
         hook(events.ClaimedEvent("", f"c{number}", "key", b"%d" % number))
     for consumer in ("c0", "c999"):
-        hook(events.Received("", consumer, "key", b"", "h0", "s0"))
+        hook(events.Received("", consumer, "key", b"", "h0", "s0", event_type="t0"))
     _, samples = exported(registry)["semel_events_received_total"]
     counted = [sample for sample in samples if sample.name.endswith("_total")]
-    for label in ("consumer", "handler", "source"):
+    for label in ("consumer", "handler", "event_type", "source"):
         assert len({sample.labels[label] for sample in counted}) == 201
-    others = {"consumer": "other", "handler": "other", "source": "other"}
+    others = {"consumer": "other", "handler": "other", "event_type": "other", "source": "other"}
     assert value(registry, "events_received_total", **others) == 800
-    assert value(registry, "events_received_total", consumer="c0", handler="h0", source="s0") == 2
+    assert (
+        value(registry, "events_received_total", consumer="c0", handler="h0", event_type="t0", source="s0")
+        == 2
+    )
     assert value(registry, "claims_in_flight", consumer="other") == 800
     assert len(hook._series) < 2000
+
+
+def test_pairs_of_consumers_and_event_types_are_bounded() -> None:
+    registry = CollectorRegistry()
+    hook = PrometheusHook(registry)
+    for consumer in range(50):
+        for kind in range(100):
+            hook(events.Received("", f"c{consumer}", "key", b"", event_type=f"t{kind}"))
+    _, samples = exported(registry)["semel_events_received_total"]
+    counted = [sample for sample in samples if sample.name.endswith("_total")]
+    assert (
+        len(counted) == TYPES_MAX + 40
+    )  # ten consumers with all their types, and `other` for each of the rest
+    assert sum(sample.value for sample in counted) == 5000
 
 
 def test_the_key_is_no_label_anywhere() -> None:
@@ -261,7 +284,9 @@ def test_the_rules_name_only_metrics_that_exist() -> None:
     alerts = set(re.findall(r"alert: (\w+)", rules))
     assert alerts == {
         "SemelDuplicateRateHigh", "SemelDuplicateRateSpike", "SemelClaimStuck", "SemelStoreErrors",
-        "SemelWindowTooShort", "SemelOutboxStalled", "SemelPurgeBehind",
+        "SemelWindowTooShort", "SemelOutboxStalled", "SemelPurgeBehind", "SemelDuplicateRateHighOfType",
+        "SemelConsumerFailing", "SemelEventsUndecided", "SemelDeadLettersGrowing", "SemelDeadLettersStuck",
+        "SemelOutboxLagging",
     }  # fmt: skip
 
 

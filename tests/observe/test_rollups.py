@@ -1,5 +1,6 @@
 """Rollups add up: across processes, minutes, restarts and lost replies, on every store."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from semel.observe.counters import (
     quantile,
 )
 from semel.observe.rollups import CONSUMER, SPREAD, TENANT, RollupHook, Writer, hours
+from semel.observe.workers import ALIVE_US, Heartbeat, SeenWorker, workers
 from semel.stores.memory.store import MemoryStore
 from semel.testing import ManualClock
 from semel.types import Record, Unavailable
@@ -247,7 +249,9 @@ def test_everything_that_ends_a_delivery_is_counted() -> None:
         events.Duplicate(*who, reason="redelivery", lag_s=3.0),
         events.Duplicate(*who, reason="race"),
         events.Duplicate(*who, reason="reuse", suppressed=False),
-        events.FailedEvent(*who),
+        events.FailedEvent(*who, error="KeyError"),
+        events.DeadLettered(*who, reason="failed"),
+        events.EndedEvent(*who, duration_s=0.01),
         events.Released(*who, error=ValueError()),
         events.Released(*who),
         events.LateArrivalEvent(*who),
@@ -261,7 +265,13 @@ def test_everything_that_ends_a_delivery_is_counted() -> None:
     assert part.in_flight == 0
     ((tenant, consumer, counts),) = part.consumers
     assert (tenant, consumer) == ("acme", "billing")
-    assert counts == ConsumerCounters(1, 1, 1, 0, 1, 1, 1, 1, 1, 1, lags={LAGS_S.index(4.0): 1})
+    assert counts == ConsumerCounters(
+        *(1, 1, 1, 0, 1, 1, 1, 1, 1, 1),
+        lags={LAGS_S.index(4.0): 1},
+        dead=1,
+        took={12: 1},
+        errors={"KeyError": 1, "ValueError": 1},
+    )
     assert counts.duplicates == 3
     assert (part.store.errors, part.store.purged, sum(part.store.took.values())) == (1, 7, 1)
 
@@ -308,3 +318,41 @@ def _written(url: str) -> list[MinuteCounts]:
 def test_a_hook_says_what_it_cannot_do() -> None:
     with pytest.raises(UsageError, match="between 1 and 600"):
         RollupHook(MemoryStore(), interval_s=0.1)
+
+
+# --- workers ---
+
+
+def test_workers_are_seen_while_they_live_and_share_no_number(fleet: Fleet) -> None:
+    tallies = [fleet.writer()[0] for _ in range(20)]
+    beats = [Heartbeat(tally) for tally in tallies]
+    receive(tallies[0], tenant="acme")
+    tallies[0](events.ClaimedEvent("acme", "billing", "k", b"owner"))
+    if fleet.kind.name == "http":
+        assert not fleet.ask(beats[0].beat()), (
+            "a service takes no claims without an owner, and counts callers itself"
+        )
+        return
+    for _ in range(2):
+        assert all(fleet.ask(beat.beat()) for beat in beats)
+    seen: list[SeenWorker] = fleet.ask(workers())
+    assert len(seen) == 20
+    (busy,) = (each for each in seen if each.consumers)
+    assert (busy.pid, busy.consumers, busy.in_flight) == (os.getpid(), (("acme", "billing"),), 1)
+    assert abs(busy.seen_us - fleet.clock.now_us()) < 60_000_000
+    assert fleet.ask(beats[0].beat(stopped=True))
+    assert len(fleet.ask(workers())) == 19
+    assert fleet.ask(Heartbeat(fleet.writer()[0]).beat()), "it takes the number of the one that stopped"
+    assert len(fleet.ask(workers())) == 20
+
+
+def test_a_worker_that_died_is_listed_for_an_hour_and_its_number_is_taken_again(memory: Fleet) -> None:
+    assert memory.ask(Heartbeat(memory.writer()[0]).beat())
+    memory.clock.advance(us=ALIVE_US + 1000)
+    (dead,) = memory.ask(workers())
+    assert dead.seen_us < memory.clock.now_us() - ALIVE_US
+    assert memory.ask(Heartbeat(memory.writer()[0]).beat())
+    (alive,) = memory.ask(workers())
+    assert alive.seen_us > dead.seen_us
+    memory.clock.advance(us=3601 * 10**6)
+    assert memory.ask(workers()) == []

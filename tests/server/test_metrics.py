@@ -66,6 +66,12 @@ def test_what_happens_is_counted_whoever_does_it(tmp_path: Path) -> None:
     assert total(found["semel_events_duplicate_total"], consumer="billing", reason="race") == 1
     assert total(found["semel_events_processed_total"], consumer="billing") == 1
     assert total(found["semel_events_failed_total"], consumer="billing", error="reported") == 1
+    for name in ("received", "duplicate", "processed", "failed"):
+        each = found[f"semel_events_{name}_total"]
+        assert total(each, consumer="billing") == total(each, consumer="billing", source="service"), name
+    events = {"consumer": "events", "event_type": "t", "source": "events", "handler": "EventTable.persist"}
+    assert total(found["semel_events_received_total"], **events) == 2
+    assert total(found["semel_events_processed_total"], **events) == 1
     assert total(found["semel_events_processed_total"], consumer="m") == 2
     assert total(found["semel_events_duplicate_total"], consumer="m") == 2
     assert total(found["semel_events_processed_total"], consumer="events") == 1

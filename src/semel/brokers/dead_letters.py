@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -21,6 +21,9 @@ from semel.errors import MessageTooLarge, UsageError
 from semel.policy import Policy
 from semel.runtime.process import worker_name
 from semel.types import Busy, Lost
+
+if TYPE_CHECKING:
+    from semel.brokers.routes import Route
 
 __all__ = [
     "PREFIX",
@@ -86,7 +89,7 @@ class DeadLetters:
         """Letters that could not be written yet, by key, or by position without a key."""
         self._said_at = -REMIND_S
 
-    async def write(self, arrival: Arrival, letter: DeadLetterInfo, once: AsyncSemel | None) -> None:
+    async def write(self, arrival: Arrival, letter: DeadLetterInfo, route: "Route | None") -> None:
         """Put a copy of the message at the dead-letter destination; returns when the broker has confirmed it.
 
         If the message is too large with its information, the error is shortened, then the body is left out; the
@@ -100,12 +103,21 @@ class DeadLetters:
         try:
             await self._write(arrival, letter)
         except Exception as error:
-            self.report(arrival, letter, error, once)
+            self.report(arrival, letter, error, None if route is None else route.once)
             raise
-        self.note_written(arrival, letter)
+        self.note_written(arrival, letter, route)
 
-    def note_written(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Count and log a written dead letter."""
+    def note_written(self, arrival: Arrival, letter: DeadLetterInfo, route: "Route | None") -> None:
+        """Count, report and log a written dead letter."""
+        if route is not None and (reporter := deliver.reporter_of(route.once)).listens:
+            reporter.report_dead_letter(
+                (route.once.tenant, route.once.consumer, letter.key),
+                route.handler,
+                route.facts(arrival, letter.key),
+                reason=letter.reason,
+                attempts=letter.attempts,
+                error=letter.error,
+            )
         self._stuck.pop(letter.key or arrival.position or "", None)
         self._counts.stuck = len(self._stuck)
         self._counts.dead_lettered += 1

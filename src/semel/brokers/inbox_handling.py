@@ -11,9 +11,9 @@ A message that may have killed its process runs alone, after the others, and its
 After a COMMIT without an answer nothing is acknowledged: the marks show at the next try whether it was committed.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,6 +35,7 @@ from semel.inbox import AsyncInbox, Inbox, ainbox_for, aretry, inbox_for, retry
 from semel.runtime.context import HandlerRun, running
 from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import asyncio
+from semel.runtime.reporter import NOT_OBSERVED, DeliveryObserver
 from semel.runtime.scheduler import copies
 from semel.types import Delivery, Done, Errored, Outcome, Unavailable
 
@@ -61,6 +62,7 @@ class InboxHandling:
         self._route = route
         self._once = route.once
         self._plan = deliver.items_of(route.once)
+        self._reporter = deliver.reporter_of(route.once)
         self._threads = threads
         self._is_stopping = is_stopping
         self._tally = FailureCounts()
@@ -69,6 +71,8 @@ class InboxHandling:
         self._desk: TransactionConnections = desk_for(route.once.store, awaits=not route.blocks)
         self._turns = asyncio.Semaphore(self._desk.at_once)
         self._idle: list[Any] = []
+        self._observers: dict[int, DeliveryObserver] = {}
+        """What reports each delivery in hand, by the identity of its object."""
 
     # --- a batch ---
 
@@ -81,21 +85,38 @@ class InboxHandling:
         """
         first_at, place_of = leaders([each.key for each in deliveries])
         outcomes: list[Any] = [None] * len(first_at)
-        new, retries, suspects = await self._sort([deliveries[at] for at in first_at])
+        observers = [deliver.observe(self._once, deliveries[at], self._route.handler) for at in first_at]
 
         def settle(place: int, outcome: Outcome[Any]) -> None:
             outcomes[place] = outcome
+            observers[place].note_outcome(outcome)
             on_outcome(first_at[place], outcome)
 
+        self._observers.update(
+            (id(deliveries[at]), each) for at, each in zip(first_at, observers, strict=True)
+        )
+        try:
+            await self._deliver([deliveries[at] for at in first_at], before_fail, settle)
+        finally:
+            for at, place in enumerate(first_at):
+                self._observers.pop(id(deliveries[place]), None)
+                if outcomes[at] is None:
+                    observers[at].note_outcome(Errored(NotStarted(), 0))
+        spread = copies(outcomes, place_of, first_at, [None] * len(deliveries))
+        deliver.report_copies(self._once, deliveries, self._route.handler, (first_at, place_of), spread)
+        return spread
+
+    async def _deliver(self, deliveries: Deliveries, before_fail: BeforeFail, settle: OnOutcome) -> None:
+        """Run deliveries of distinct keys; `settle` gets each outcome."""
+        new, retries, suspects = await self._sort(deliveries)
         if new:
-            batch = [deliveries[first_at[place]] for place in new]
+            batch = [deliveries[place] for place in new]
             for place, outcome in zip(new, await self._run_new(batch, before_fail), strict=True):
                 settle(place, outcome)
         for place, number in retries:
-            settle(place, await self._run_alone(deliveries[first_at[place]], number, before_fail))
+            settle(place, await self._run_alone(deliveries[place], number, before_fail))
         for place in suspects:
-            settle(place, await self._run_suspect(deliveries[first_at[place]], before_fail))
-        return copies(outcomes, place_of, first_at, [None] * len(deliveries))
+            settle(place, await self._run_suspect(deliveries[place], before_fail))
 
     async def _sort(self, deliveries: Deliveries) -> tuple[list[int], list[tuple[int, int]], list[int]]:
         """Return the positions of new messages, of failed ones (with the next attempt's number), and of suspects."""
@@ -272,14 +293,16 @@ class InboxHandling:
                     break
                 token = running.set(self._handler_run(delivery, number))
                 try:
-                    await call(delivery.body)
+                    with self._timed((delivery,), number):
+                        await call(delivery.body)
                 finally:
                     running.reset(token)
 
         async def all_of_them(deliveries: list[Delivery[Arrival]]) -> None:
             left.clear()
             if not self._stops(deliveries, 0, left):
-                await handler(connection, [reads(delivery.body) for delivery in deliveries])
+                with self._timed(deliveries, number):
+                    await handler(connection, [reads(delivery.body) for delivery in deliveries])
 
         async def one(arrival: Arrival) -> Any:
             return await handler(connection, reads(arrival))
@@ -339,18 +362,37 @@ class InboxHandling:
         reads, handler = self._route.reads, self._route.handler
         if self._route.batch:
             if not self._stops(deliveries, 0, left):
-                handler(connection, [reads(delivery.body) for delivery in deliveries])
+                with self._timed(deliveries, number):
+                    handler(connection, [reads(delivery.body) for delivery in deliveries])
             return
         for at, delivery in enumerate(deliveries):
             if self._stops(deliveries, at, left):
                 break
             token = running.set(self._handler_run(delivery, number))
             try:
-                handler(connection, reads(delivery.body))
+                with self._timed((delivery,), number):
+                    handler(connection, reads(delivery.body))
             finally:
                 running.reset(token)
 
     # --- both ---
+
+    @contextmanager
+    def _timed(self, deliveries: Deliveries, number: int) -> Iterator[None]:
+        """Report the handler's call for these deliveries to hooks."""
+        if not self._reporter.listens:
+            yield
+            return
+        observers = [self._observers.get(id(each), NOT_OBSERVED) for each in deliveries]
+        began, error = [observer.note_began(number) for observer in observers], None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            for observer, at in zip(observers, began, strict=True):
+                observer.note_ended(at, error)
 
     def _handler_run(self, delivery: Delivery[Arrival], number: int) -> HandlerRun:
         """Return the handler's context: there is no claim, so it has no fence and no steps."""

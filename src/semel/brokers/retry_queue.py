@@ -13,6 +13,7 @@ from semel.brokers.source import DeadLetterInfo
 from semel.core.error_info import redacted
 from semel.observe.formatting import plural
 from semel.observe.limited_log import RateLimit
+from semel.observe.log_format import about
 from semel.policy import Policy
 from semel.types import escape_controls
 
@@ -139,6 +140,7 @@ class FailureLog:
         self._source = source
         self._failures = RateLimit()
         self._letters = RateLimit()
+        self._lost = RateLimit()
 
     def log_failure(
         self, key: str, attempt: int, retry_after_s: float, error: BaseException, policy: Policy | None = None
@@ -149,12 +151,15 @@ class FailureLog:
             return
         if policy is not None and policy.redact_error is not None:
             info = redacted(error, policy)
-            said = f": {_one_line(f'{info.kind}: {info.message}')}{_more(left_out)}"
+            short = _one_line(f"{info.kind}: {info.message}")
+            said = f": {short}{_more(left_out)}"
         else:  # not as `exc_info`: a formatter would write control characters of the message as they are
+            short = _one_line(f"{type(error).__name__}: {error}")
             said = f"{_more(left_out)}\n{escape_controls(''.join(format_exception(error)).rstrip())}"
+        after = f"again in {retry_after_s:.1f} s"
         _log.warning(
-            "%s: the handler failed for key %r, attempt %d; again in %.1f s%s",
-            self._source, key, attempt, retry_after_s, said,
+            "%s: the handler failed for key %r, attempt %d; %s%s", self._source, key, attempt, after, said,
+            extra=about("failed", source=self._source, key=key, attempt=attempt, error=short, next=after),
         )  # fmt: skip
 
     def log_dead_letter(self, letter: DeadLetterInfo) -> None:
@@ -162,10 +167,23 @@ class FailureLog:
         left_out = self._letters.take()
         if left_out is not None:
             _log.warning(
-                "%s: key %r went to the dead letters: %s%s%s%s",
+                "%s: key %r went to the dead letters: %s%s%s%s; `semel dlq replay` runs it again",
                 self._source, letter.key, letter.reason,
                 f" after {plural(letter.attempts, 'attempt')}" if letter.attempts else "",
                 f": {_one_line(letter.error)}" if letter.error else "", _more(left_out),
+                extra=about("dead_letter", source=self._source, consumer=letter.consumer, key=letter.key,
+                            reason=letter.reason, attempt=letter.attempts, error=letter.error,
+                            next="semel dlq replay runs it again"),
+            )  # fmt: skip
+
+    def log_lost(self, key: str) -> None:
+        """Log a claim that another worker has taken over while the handler ran here."""
+        left_out = self._lost.take()
+        if left_out is not None:
+            _log.warning(
+                "%s: another worker took over key %r while it ran here; the other's result counts%s",
+                self._source, key, _more(left_out),
+                extra=about("lost", source=self._source, key=key, next="the other worker's result counts"),
             )  # fmt: skip
 
 

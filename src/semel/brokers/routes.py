@@ -101,7 +101,13 @@ class Route:
         """Return the call inside the route's middleware; the first one is the outermost."""
         for middleware in reversed(self.middleware):
             call = _around(middleware, call)
+        call.__wrapped__ = self.handler  # type: ignore[attr-defined]  # the name that hooks get
         return call
+
+    def facts(self, arrival: Arrival, key: str = "") -> Delivery[Arrival]:
+        """Return the source and the event type of a message, whether it has a key or not."""
+        kind = event_facts(arrival)[0] or self.once.policy.event_type
+        return Delivery(key=key or "-", body=arrival, event_type=kind, source=_source(arrival))
 
 
 def _source(arrival: Arrival) -> str:

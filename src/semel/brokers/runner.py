@@ -35,6 +35,7 @@ from semel.client.client_async import AsyncSemel
 from semel.core.commands import Granted
 from semel.core.settlement import NotStarted, retry_later
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
+from semel.observe.log_format import about
 from semel.runtime.process import asyncio
 from semel.runtime.tasks import end_tasks
 from semel.types import (
@@ -231,6 +232,7 @@ class Runner:
             if route is None:  # no route takes this type: acknowledged, as a filter would
                 self._ack(held)
                 return False
+            held.route = route
             held.delivery = route.delivery(held.arrival, event_type, event_time_us)
         except (KeyMissing, KeyInvalid) as error:
             if self.pace.no_key == "refuse":
@@ -240,7 +242,6 @@ class Runner:
             else:
                 self._start_dead_letter(held, "no-key", error)
             return False
-        held.route = route
         return True
 
     def _launch(self) -> None:
@@ -330,6 +331,7 @@ class Runner:
             case Done():
                 self._retry(held, self._outage_s("a completion was not stored"))
             case Lost():
+                self._failure_log.log_lost("" if held.delivery is None else held.delivery.key)
                 self._retry(held, 0.0)
 
     def _handle_failure(
@@ -364,7 +366,9 @@ class Runner:
         now = monotonic()
         if now >= self._outage_until:
             delay_s = outage_pause_s(self._outages)
-            _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
+            after = f"nothing is acknowledged, again in {delay_s:.1f} s"
+            extra = about("store_outage", error=str(error), next=after)
+            _log.warning("the store cannot be reached (%s); %s", error, after, extra=extra)
             self._outages += 1
             self._outage_until = now + delay_s
         return self._outage_until - now
@@ -427,11 +431,11 @@ class Runner:
             fence=granted.fence,
             attempts=granted.attempt,
         )
-        await self._dead_letters.write(delivery.body, letter, once)
+        await self._dead_letters.write(delivery.body, letter, route)
 
     def _start_dead_letter(self, held: HeldDelivery, reason: str, error: BaseException | None = None) -> None:
         """Start to dead-letter a message; it is acknowledged afterwards."""
-        consumer = "" if held.route is None else held.route.once.consumer
+        consumer = "" if held.route is None or held.delivery is None else held.route.once.consumer
         key = "" if held.delivery is None else held.delivery.key
         held.running = True
         policy = None if held.route is None else held.route.once.policy
@@ -439,9 +443,7 @@ class Runner:
 
     async def _dead_letter(self, held: HeldDelivery, letter: DeadLetterInfo) -> None:
         try:
-            await self._dead_letters.write(
-                held.arrival, letter, None if held.route is None else held.route.once
-            )
+            await self._dead_letters.write(held.arrival, letter, held.route)
         except SourceUnavailable:
             held.running = False
             self._keep(held, outage_pause_s(held.tries))

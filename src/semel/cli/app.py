@@ -26,6 +26,7 @@ from semel.cli.options import (
     Globals,
     JsonOption,
     LeaseOption,
+    LogFormatOption,
     ModeOption,
     StoreOption,
     TenantOption,
@@ -126,6 +127,7 @@ def root(
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
+    log_format: LogFormatOption = None,
     *,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
     version: Annotated[
@@ -139,6 +141,7 @@ def root(
     """
     del version
     Globals.config, Globals.log_level, Globals.debug = config, log_level, debug
+    Globals.log_format = log_format
 
 
 app.command("demo")(demo)

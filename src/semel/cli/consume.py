@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import semel
+from semel.cli.observing import MetricsOption, observing
 from semel.cli.options import (
     ConsumerOption,
     DrainOption,
     ErrorsOption,
+    Globals,
     LeaseOption,
+    LogFormatOption,
     ModeOption,
     RetryDelayOption,
     SourcesOption,
@@ -150,6 +153,8 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     output: OutputOption = None,
     marks: MarksOption = None,
     until_idle: UntilIdleOption = False,  # noqa: FBT002 - a switch
+    metrics: MetricsOption = None,
+    log_format: LogFormatOption = None,
 ) -> int:
     """Run a handler for each message that a broker delivers, once for each key.
 
@@ -160,7 +165,13 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     target = load_handler(handler)
     settings = settings_for(
-        store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
+        store=store,
+        consumer=consumer,
+        tenant=tenant,
+        window=window,
+        lease=lease,
+        mode=mode,
+        log_format=log_format or Globals.log_format,
     )
     sources = sources_of(source, settings)
     if not sources:
@@ -179,17 +190,22 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         drain_s=parse_duration_us(drain) / 1e6,
         no_key="refuse" if refuse_no_key else "dead_letter",
     )
-    once = semel.aopen(
-        settings.store, mode=settings.mode, policy=policy, **client_options(settings, "consume")
-    )
     where = None if key is None else semel.keys.body(key)
-    if once.mode == "transaction":
-        transactions = _transactions(target, sources, once, pace, where, output or "", marks or "")
-        return asyncio.run(_consume(once, transactions, sources, until_idle=until_idle))
-    if output or marks:
-        raise CommandExit("--output and --marks are for --mode transaction", USAGE)
-    runners = _runners(target, sources, once, pace, where)
-    return asyncio.run(_consume(once, runners, sources, until_idle=until_idle))
+    with observing(settings, metrics, adopts=settings.mode == "inbox") as seen:
+        once = semel.aopen(
+            settings.store,
+            mode=settings.mode,
+            policy=policy,
+            hooks=seen.hooks,
+            **client_options(settings, "consume"),
+        )
+        if once.mode == "transaction":
+            transactions = _transactions(target, sources, once, pace, where, output or "", marks or "")
+            return asyncio.run(_consume(once, transactions, sources, until_idle=until_idle))
+        if output or marks:
+            raise CommandExit("--output and --marks are for --mode transaction", USAGE)
+        runners = _runners(target, sources, once, pace, where)
+        return asyncio.run(_consume(once, runners, sources, until_idle=until_idle))
 
 
 def _runners(target: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", key: Any) -> "list[Runner]":

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import semel
+from semel.cli.observing import MetricsOption, observing
 from semel.cli.options import (
     ConsumerOption,
     DrainOption,
     ErrorsOption,
+    Globals,
     LeaseOption,
+    LogFormatOption,
     RetryDelayOption,
     StoreOption,
     TenantOption,
@@ -26,11 +29,11 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
+from semel.client.client_async import AsyncSemel
 from semel.observe.formatting import plural, redact
 from semel.runtime.error_settings import read_error_settings
 
 if TYPE_CHECKING:
-    from semel.cli.settings import CliSettings
     from semel.ingest.intake import DeadLetterHandler, Event
     from semel.ingest.sockets import EventTable
 
@@ -106,6 +109,8 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     drain: DrainOption = "30s",
     dead: DeadOption = None,
     header_file: HeaderOption = None,
+    metrics: MetricsOption = None,
+    log_format: LogFormatOption = None,
 ) -> int:
     """Run a handler once for each event of a WebSocket source, in any number of instances.
 
@@ -118,7 +123,14 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     table = None if persist is None else EventTable(persist, columns=columns_of(columns))
     process = _process(handler, table)
-    settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
+    settings = settings_for(
+        store=store,
+        consumer=consumer,
+        tenant=tenant,
+        window=window,
+        lease=lease,
+        log_format=log_format or Globals.log_format,
+    )
     policy = semel.Policy(
         max_attempts=max_attempts,
         retry_delay_s=parse_duration_us(retry_delay) / 1e6,
@@ -129,18 +141,13 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
         pending_max=max(1000, concurrency),
         drain_s=parse_duration_us(drain) / 1e6,
     )
-    listening = _listen(
-        url,
-        process,
-        table,
-        settings,
-        policy,
-        pace,
-        Fields(id=key, type=kind),
-        _headers(header_file),
-        _dead_letter_file(dead),
-    )
-    return asyncio.run(listening)
+    headers, dead_letter = _headers(header_file), _dead_letter_file(dead)
+    with observing(settings, metrics) as seen:
+        once = semel.aopen(
+            settings.store, policy=policy, hooks=seen.hooks, **client_options(settings, "listen")
+        )
+        listening = _listen(url, process, table, once, pace, Fields(id=key, type=kind), headers, dead_letter)
+        return asyncio.run(listening)
 
 
 def _process(spec: str | None, table: "EventTable | None") -> Any:
@@ -158,8 +165,7 @@ async def _listen(
     url: str,
     process: Any,
     table: "EventTable | None",
-    settings: "CliSettings",
-    policy: Any,
+    once: AsyncSemel,
     pace: Any,
     fields: Any,
     headers: dict[str, str],
@@ -167,9 +173,10 @@ async def _listen(
 ) -> int:
     from semel.ingest.sockets import Intake, Listener
 
-    once = semel.aopen(settings.store, policy=policy, **client_options(settings, "listen"))
     try:
-        async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store answers
+        async with Intake(
+            once, process, pace=pace, dead=dead, source="websocket"
+        ) as intake:  # also before the store answers
             listener = Listener(url, intake, fields=fields, headers=headers)
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, listener.stop)

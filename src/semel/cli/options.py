@@ -11,6 +11,7 @@ import typer
 
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.errors import PolicyInvalid
+from semel.observe.log_format import JsonFormatter
 from semel.runtime.process import load_object
 from semel.windows import duration_us
 
@@ -22,6 +23,7 @@ __all__ = [
     "Globals",
     "JsonOption",
     "LeaseOption",
+    "LogFormatOption",
     "ModeOption",
     "RetryDelayOption",
     "SourcesOption",
@@ -55,6 +57,7 @@ class Globals:
     config: Path | None = None
     debug: bool = False
     log_level: str | None = None
+    log_format: str | None = None
 
 
 def text(value: str | None) -> str | None:
@@ -151,6 +154,15 @@ ErrorsOption = Annotated[
 DrainOption = Annotated[
     str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
 ]
+LogFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="FORMAT",
+        callback=text,
+        help="text, or json: one object per line. Setting: log_format.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")]
@@ -160,8 +172,12 @@ def settings_for(**flags: Any) -> "CliSettings":
     """Return the settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
     from semel.cli.settings import CliSettings, load  # slow to import
 
-    settings = load(CliSettings, {"log_level": Globals.log_level, **flags}, Globals.config)
+    globals_ = {"log_level": Globals.log_level, "log_format": Globals.log_format}
+    settings = load(CliSettings, globals_ | flags, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if settings.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
     return settings
 
 

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from semel.cli.help import App
+from semel.cli.observing import MetricsOption, observing
 from semel.cli.options import (
+    Globals,
     JsonOption,
+    LogFormatOption,
     StoreOption,
     YesOption,
     parse_duration_us,
@@ -42,6 +45,8 @@ from semel.observe.formatting import duration_text, local_time, plural, redact
 __all__ = ["outbox", "relay"]
 
 if TYPE_CHECKING:
+    from semel.observe.prometheus import PrometheusHook
+    from semel.outbox.relay import Relay
     from semel.outbox.tables import Entry, Rows, State
 
 
@@ -291,20 +296,11 @@ AllowOption = Annotated[
         help="For https: the only allowed targets; repeat it for several. *.example.com, 10.1.0.0/16.",
     ),
 ]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        metavar="[HOST:]PORT",
-        callback=text,
-        help="Serve Prometheus metrics at /metrics; without a host, on loopback only.",
-    ),
-]
 SkipOption = Annotated[bool, typer.Option("--skip", help="Let messages pass a dead one of their aggregate.")]
 EmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when no message is due.")]
 
 
-def relay(  # noqa: PLR0913 - one for each option
+def relay(  # noqa: PLR0913, PLR0917 - one for each option
     source: SourceOption = None,
     to: SinkOption = "stdout:",
     attempts_max: AttemptsOption = 10,
@@ -314,6 +310,7 @@ def relay(  # noqa: PLR0913 - one for each option
     secret_file: SecretOption = None,
     allow: AllowOption = None,
     metrics: MetricsOption = None,
+    log_format: LogFormatOption = None,
     *,
     private: PrivateOption = False,
     skip: SkipOption = False,
@@ -327,19 +324,26 @@ def relay(  # noqa: PLR0913 - one for each option
     from semel.outbox.sinks import sink_for
     from semel.outbox.tables import rows_for
 
-    settings = settings_for(store=source)
+    settings = settings_for(store=source, log_format=log_format or Globals.log_format)
     webhook = to.startswith(("https:", "http:"))
     options = {"secrets": _secrets(secret_file), "private": private, "allow": allow or ()} if webhook else {}
     rows = rows_for(settings.store)
     existing(settings, "--from")
-    running = Relay(
-        rows,
-        sink_for(to, **options),
-        retrying=_retrying(attempts_max, backoff_max, skip=skip),
-        rows_max=rows_max,
-        keep=parse_duration_us(keep) / 1e6,
-        **_serve_metrics(metrics),
-    )
+    with observing(settings, metrics, adopts=True) as seen:
+        running = Relay(
+            rows,
+            sink_for(to, **options),
+            retrying=_retrying(attempts_max, backoff_max, skip=skip),
+            rows_max=rows_max,
+            keep=parse_duration_us(keep) / 1e6,
+            hooks=seen.hooks,
+            **_gauges(seen.metrics),
+        )
+        return _relay(running, until_empty=until_empty)
+
+
+def _relay(running: "Relay", *, until_empty: bool) -> int:
+    """Run the relay until a signal stops it."""
     told: list[int] = []
 
     def stop(number: int, _frame: object) -> None:
@@ -358,28 +362,10 @@ def relay(  # noqa: PLR0913 - one for each option
     return INTERRUPTED if signal.SIGINT in told else OK
 
 
-def _serve_metrics(metrics: str | None) -> dict[str, Any]:
-    """Serve metrics. Returns the hooks for the relay."""
-    if metrics is None:
+def _gauges(hook: "PrometheusHook | None") -> dict[str, Any]:
+    """Return the callbacks that keep the metrics of an outbox."""
+    if hook is None:
         return {}
-    host, _, port = metrics.rpartition(":")
-    if not port.isdecimal() or int(port) >= 2**16:
-        raise CommandExit(
-            f"{metrics!r} is not an address; write --metrics 9000, or --metrics 0.0.0.0:9000", USAGE
-        )
-    try:
-        from semel.observe.prometheus import PrometheusHook
-    except ImportError as error:
-        raise CommandExit(str(error), BAD_CONFIGURATION) from None
-    from prometheus_client import CollectorRegistry, start_http_server
-
-    registry = CollectorRegistry()
-    hook = PrometheusHook(registry)
-    try:
-        served, _thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
-    except OSError as error:
-        raise CommandExit(f"--metrics {metrics}: {error}", BAD_CONFIGURATION) from None
-    say(f"Metrics at port {served.server_port}.")
     return {
         "on_step": hook.note_published,
         "on_counts": lambda counts: hook.note_outbox(counts.pending, counts.oldest_age_s),

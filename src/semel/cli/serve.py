@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import StoreOption, serve_options, settings_for, size_text, text
+from semel.cli.options import (
+    Globals,
+    LogFormatOption,
+    StoreOption,
+    serve_options,
+    settings_for,
+    size_text,
+    text,
+)
 from semel.cli.output import BAD_CONFIGURATION, OK, CommandExit, say
 from semel.observe.formatting import duration_text, redact
 from semel.runtime.extras import install_command
@@ -264,6 +272,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     write_wait: WriteWait = None,
     drain: Drain = None,
     unready: Unready = None,
+    log_format: LogFormatOption = None,
     *,
     dashboard: Dashboard = None,
 ) -> int:
@@ -272,11 +281,11 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     Any number of instances may serve one store. Each option can also be set in the environment, as SEMEL_SERVE_HOST,
     and in the table [serve] of semel.toml, as host. On SIGTERM running requests finish, then it ends.
     """
-    flags = {name: value for name, value in locals().items() if name != "store"}
+    flags = {name: value for name, value in locals().items() if name not in ("store", "log_format")}
     _be_installed()
     said = serve_options(**flags)
     settings = ServeSettings(
-        store=settings_for(store=store).store,
+        store=settings_for(store=store, log_format=log_format or Globals.log_format).store,
         host=said.host,
         port=said.port,
         auth=said.auth,

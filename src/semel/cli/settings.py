@@ -103,6 +103,12 @@ class CliSettings(Sourced):
     """The URL of the source."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """The lowest level of log lines on stderr."""
+    log_format: Literal["text", "json"] = "text"
+    """Log lines as text, or as one JSON object each."""
+    hooks: str | list[str] = ""
+    """Hooks of `consume`, `listen` and `relay`, as `module:name`; a list, or separated by commas."""
+    rollups: bool = True
+    """Whether `consume`, `listen` and `relay` write the figures that the dashboard shows into the store."""
 
     @field_validator("store", mode="before")
     @classmethod

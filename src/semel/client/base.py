@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from semel.client.claims import ClaimActions, Claimed
 from semel.client.items import ClientTask, ItemBuilder, ObserveCounts, marks_of, time_us
 from semel.core import flows
-from semel.core.commands import Claim, Flow, Granted, Mark, Renew, Settle
+from semel.core.commands import Claim, Flow, Granted, Item, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.protocols import AsyncStore, Store
 from semel.core.settlement import replay
@@ -212,7 +212,13 @@ class Client:
     def _watch(self, flow: Flow[Outcome[Any]], task: ClientTask) -> Flow[Outcome[Any]]:
         observes = self._plan.mode == "observe"
         return self._runtime.reporter.watch(
-            flow, task, task.handler, task.delivery, awaits=self.awaits, observes=observes
+            flow,
+            task,
+            task.handler,
+            task.delivery,
+            awaits=self.awaits,
+            observes=observes,
+            source=self._plan.source,
         )
 
     def _report_copies(
@@ -231,19 +237,33 @@ class Client:
             return
         for at, place in enumerate(place_of):
             if first_at[place] != at:
-                record_id = self._plan.id(deliveries[at].key)
-                reporter.report_copy(record_id, handler, deliveries[at], outcomes[at], parks=parks)
+                delivery = self._plan.typed(deliveries[at])
+                record_id = self._plan.id(delivery.key)
+                reporter.report_copy(record_id, handler, delivery, outcomes[at], parks=parks)
 
-    def _report_left(self, claim: Claimed, to: Any, answer: Any) -> None:
+    def _report_left(self, claim: Claimed, to: Any, answer: Any, error: BaseException | None) -> None:
         """Report that a `with` block has settled its claim."""
         item = claim.claim
         settle = Settle(item.id, item.owner, claim.granted.fence, to)
-        self._runtime.reporter.report_settled((settle,), (answer,))
+        self._runtime.reporter.report_settled((settle,), (answer,), (item,), error)
+
+    def _report_settled(
+        self, claims: Sequence[Claimed], items: Sequence[Item], answers: Sequence[Any]
+    ) -> None:
+        """Report that claims were settled by hand, or by a runner, which observes each of them."""
+        reporter = self._runtime.reporter
+        if not reporter.listens:
+            return
+        for claim, item, answer in zip(claims, items, answers, strict=True):
+            if claim.observer is not None:
+                claim.observer.note_settled(item, answer)
+            else:
+                reporter.report_settled((item,), (answer,), (claim.claim,))
 
     def _report_marked(
         self,
         keys: Sequence[str],
-        firsts: Sequence[bool],
+        firsts: Sequence[bool | Outcome[Any]],
         event_type: str = "",
         meta: Mapping[str, str] | None = None,
     ) -> None:

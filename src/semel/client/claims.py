@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from msgspec import Struct
 
@@ -12,8 +12,9 @@ from semel.core.commands import Claim, Granted
 from semel.core.ids import idempotency_key
 from semel.runtime.context import enter_by_hand, leave_by_hand
 from semel.runtime.keeper import LiveClaim
+from semel.runtime.reporter import DeliveryObserver
 
-__all__ = ["ClaimActions", "Claimed"]
+__all__ = ["ClaimActions", "Claimed", "ObservedClaim"]
 
 
 class ClaimActions(Struct, frozen=True, eq=False):
@@ -36,6 +37,8 @@ class Claimed:
     """
 
     __slots__ = ("_actions", "_kept", "claim", "granted", "settled")
+    observer: "ClassVar[DeliveryObserver | None]" = None
+    """Reports its end to hooks, for a runner; `None`: the client reports it."""
 
     def __init__(self, actions: ClaimActions, claim: Claim, granted: Granted, kept: LiveClaim) -> None:
         self._actions = actions
@@ -46,6 +49,10 @@ class Claimed:
 
     def __repr__(self) -> str:
         return f"Claimed(key={self.key!r}, fence={self.fence}, attempt={self.attempt})"
+
+    def observed(self, observer: DeliveryObserver) -> "ObservedClaim":
+        """Return the same claim with an observer that reports its end."""
+        return ObservedClaim(self._actions, self.claim, self.granted, self._kept, observer)
 
     @property
     def key(self) -> str:
@@ -118,3 +125,20 @@ class Claimed:
                 await self._actions.settle(self, error)
         finally:
             self._actions.keeper().drop(self.claim.owner)
+
+
+class ObservedClaim(Claimed):
+    """A claim of a runner that reports to hooks."""
+
+    __slots__ = ("observer",)
+
+    def __init__(
+        self,
+        actions: ClaimActions,
+        claim: Claim,
+        granted: Granted,
+        kept: LiveClaim,
+        observer: DeliveryObserver,
+    ) -> None:
+        super().__init__(actions, claim, granted, kept)
+        self.observer = observer  # type: ignore[misc]  # one for each claim, where there are hooks

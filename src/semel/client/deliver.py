@@ -6,11 +6,12 @@ private members, and none of this is part of the public API.
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from semel.client.base import Client
+from semel.client.base import ClaimOutcome, Client
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.client.items import ItemBuilder
@@ -21,14 +22,15 @@ from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.generators import adrive
 from semel.runtime.handlers import return_type
 from semel.runtime.process import worker_name
-from semel.runtime.reporter import Reporter
+from semel.runtime.reporter import NOT_OBSERVED, DeliveryObserver, Reporter
 from semel.runtime.scheduler import adrive_many, copies
-from semel.types import Delivery, Failed, Outcome
+from semel.types import Delivery, Failed, Outcome, Unavailable
 from semel.windows import OFF
 
 __all__ = [
     "BeforeFail",
     "check_journal",
+    "claim_many",
     "deliver",
     "deliver_one",
     "drop",
@@ -37,7 +39,10 @@ __all__ = [
     "items_of",
     "keep",
     "known_window_us",
+    "observe",
+    "observer_of",
     "refresh_windows",
+    "report_copies",
     "reporter_of",
     "send",
     "windows",
@@ -142,6 +147,52 @@ async def fail_delivery(
         return await adrive(flows.once(task), executor)
     finally:
         executor.abandon((claim.owner,))
+
+
+def observe(once: AsyncSemel, delivery: Delivery[Any], handler: Any) -> DeliveryObserver:
+    """Report a delivery that runs in a transaction as received. Returns what reports the rest."""
+    reporter = once._runtime.reporter
+    if not reporter.listens:
+        return NOT_OBSERVED
+    claim = once._plan.claim_for_delivery(once._runtime.windows, delivery)
+    return reporter.observe(claim, handler, delivery)
+
+
+async def claim_many(
+    once: AsyncSemel, deliveries: Sequence[Delivery[Any]], handler: Any
+) -> list[ClaimOutcome | Unavailable]:
+    """`claim_many` for a runner, of distinct keys: hooks are told handler and source, now and at the settle."""
+    reporter = once._runtime.reporter
+    if not reporter.listens:
+        return await once.claim_many(deliveries)
+    claims = once._claim_items(await once._connect(), deliveries)
+    sent_at = monotonic()
+    answers = await once._runtime.channel.asend(claims)
+    outcomes = once._outcomes(claims, answers, sent_at, (range(len(claims)), range(len(claims))))
+    for at, (claim, delivery, answer) in enumerate(zip(claims, deliveries, answers, strict=True)):
+        observer = reporter.observe(claim, handler, delivery)
+        observer.note_claim_answer(answer)
+        if isinstance(outcomes[at], Claimed):
+            outcomes[at] = outcomes[at].observed(observer)
+        else:
+            observer.note_outcome(outcomes[at])
+    return outcomes
+
+
+def report_copies(
+    once: AsyncSemel,
+    deliveries: Sequence[Delivery[Any]],
+    handler: Any,
+    fold: tuple[Sequence[int], Sequence[int]],
+    outcomes: Sequence[Outcome[Any]],
+) -> None:
+    """Report later copies of a key in a batch of a runner. `fold`: from `leaders`."""
+    once._report_copies(deliveries, handler, *fold, outcomes, parks=True)
+
+
+def observer_of(claim: Claimed) -> DeliveryObserver:
+    """Return what reports the end of a claim of `claim_many`."""
+    return claim.observer or NOT_OBSERVED
 
 
 async def invoke(once: AsyncSemel, call: Invoke) -> Ran:

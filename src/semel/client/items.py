@@ -95,6 +95,8 @@ class ItemBuilder:
         self.guards: dict[str, tuple[str, int]] = {}
         """Where the guarded functions are defined, by the names of their records."""
         self.warns_not_kept: bool = True
+        self.source: str = ""
+        """Where deliveries come from that name no source; only hooks get it."""
         self.warned: set[str] = set()
         """Handlers that were warned about because their values could not be kept."""
         self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
@@ -124,7 +126,7 @@ class ItemBuilder:
             ids=self.ids or None,
         )
         plan.observed = self.observed
-        plan.guards, plan.warned = self.guards, self.warned
+        plan.guards, plan.warned, plan.source = self.guards, self.warned, self.source
         return plan
 
     def id(self, key: str) -> Id:
@@ -145,6 +147,11 @@ class ItemBuilder:
                 f"a window of {longest / 1e6:g}s is not shorter than the {live_us / 1e6:g}s that partitions live;"
                 " shorten it, or open the store with a longer partition_live (window + longest outage)"
             )
+
+    def typed(self, delivery: Delivery[Any]) -> Delivery[Any]:
+        """Return the delivery with the event type that its record has: its own, else the policy's."""
+        kind = self.policy.event_type
+        return delivery if delivery.event_type or not kind else replace(delivery, event_type=kind)
 
     def window_us(self, stored: Mapping[tuple[str, str, str], int], event_type: str) -> int:
         """Return the window of an event type: the stored one, else the client's own."""

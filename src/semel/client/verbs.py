@@ -365,7 +365,7 @@ class Verbs(Client, ABC):
             claim.settled = True
         verdicts = self._runtime.channel.send(items)
         self._drop_settled(claims, verdicts, self._keeper())
-        self._runtime.reporter.report_settled(items, verdicts)
+        self._report_settled(claims, items, verdicts)
         return verdicts
 
     def _settle(self, claim: Claimed, error: BaseException | None) -> None:
@@ -373,5 +373,5 @@ class Verbs(Client, ABC):
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         kept = self._plan.describe(error)
         answer = drive(flows.settle(claim.claim, claim.granted, verdict, kept), self._executor())
-        self._report_left(claim, verdict.to, answer)
+        self._report_left(claim, verdict.to, answer, error)
         self._check_exit(claim, error, answer)

@@ -368,7 +368,7 @@ class AsyncVerbs(Client, ABC):
             claim.settled = True
         verdicts = await self._runtime.channel.asend(items)
         self._drop_settled(claims, verdicts, self._keeper())
-        self._runtime.reporter.report_settled(items, verdicts)
+        self._report_settled(claims, items, verdicts)
         return verdicts
 
     async def _settle(self, claim: Claimed, error: BaseException | None) -> None:
@@ -376,5 +376,5 @@ class AsyncVerbs(Client, ABC):
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         kept = self._plan.describe(error)
         answer = await adrive(flows.settle(claim.claim, claim.granted, verdict, kept), self._executor())
-        self._report_left(claim, verdict.to, answer)
+        self._report_left(claim, verdict.to, answer, error)
         self._check_exit(claim, error, answer)

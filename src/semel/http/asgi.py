@@ -107,7 +107,10 @@ class AsgiIdempotency(Front[AsyncSemel]):
             return  # the client disconnected before the request was complete
         scope[GUARDED] = key
         exchange = AsgiExchange(self, scope, receive, send, body)
-        await self._guard(exchange, record_key(scope["method"], self._route(scope), whose, key))
+        method, route = scope["method"], self._route(scope)
+        await self._guard(
+            exchange, record_key(method, route, whose, key), self.handler(_serve, method, route)
+        )
 
     async def _whose(self, scope: Scope) -> str | None:
         if self._caller is None:
@@ -139,8 +142,8 @@ class AsgiIdempotency(Front[AsyncSemel]):
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _guard(self, exchange: "AsgiExchange", key: str) -> None:
-        conducting = asyncio.get_running_loop().create_task(self._conduct(exchange, key))
+    async def _guard(self, exchange: "AsgiExchange", key: str, handler: Any) -> None:
+        conducting = asyncio.get_running_loop().create_task(self._conduct(exchange, key, handler))
         try:
             await asyncio.shield(conducting)
             await exchange.wind_up()
@@ -150,10 +153,10 @@ class AsgiIdempotency(Front[AsyncSemel]):
             self.adopt(conducting)
             raise
 
-    async def _conduct(self, exchange: "AsgiExchange", key: str) -> None:
+    async def _conduct(self, exchange: "AsgiExchange", key: str, handler: Any) -> None:
         """Run the protocol around the application, and respond."""
         try:
-            outcome: Outcome[Any] = await self.client.run(key, _serve, exchange)
+            outcome: Outcome[Any] = await self.client.run(key, handler, exchange)
             if is_stranger(outcome):
                 await self._forget(key)
         except (StoreUnavailable, StoreClosed) as error:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
 from operator import attrgetter
+from types import FunctionType
 from typing import Any, Generic, TypeVar, assert_never
 from urllib.parse import quote
 
@@ -257,7 +259,9 @@ def prepare_client(client: C, rules: Rules, take: Any) -> C:
             on_unavailable="refuse",  # `rules.fail_open` decides this
         )
     )
-    deliver.items_of(made).warns_not_kept = False  # a long response is answered by a problem document instead
+    items = deliver.items_of(made)
+    items.warns_not_kept = False  # a long response is answered by a problem document instead
+    items.source = "http"
     return made
 
 
@@ -340,6 +344,20 @@ def is_stranger(outcome: Outcome[Any]) -> bool:
             return False
 
 
+_ID_SEGMENT = re.compile(r"(?<=/)(?!v\d+(?:/|$))[^/{}]*\d[^/{}]*(?=/|$)")
+"""A part of a path with a digit, which is probably an id; not a version such as `v1`."""
+NAMES_MAX = 500
+"""The most routes whose names are kept; a hook bounds the number of its labels itself."""
+
+
+@lru_cache(NAMES_MAX)
+def _under_name(serve: FunctionType, name: str) -> FunctionType:
+    """Return a copy of a function that hooks see under this name."""
+    copy = FunctionType(serve.__code__, serve.__globals__, name)
+    copy.__qualname__, copy.__module__ = name, ""
+    return copy
+
+
 class Front(Generic[C]):
     """The client of a middleware; `payload` of an exchange is the basis of the fingerprint."""
 
@@ -348,6 +366,12 @@ class Front(Generic[C]):
         self.client: C = prepare_client(client, self.rules, attrgetter("payload"))
         self.keeps_errors: bool = keeps_errors(self.client, self.rules)
         self._methods = frozenset(self.rules.methods)
+
+    def handler(self, serve: Any, method: str, route: str) -> Any:
+        """Return the handler of a request: `serve`; with hooks, under the name of the request's route."""
+        if not deliver.reporter_of(self.client).listens:
+            return serve
+        return _under_name(serve, f"{method} {_ID_SEGMENT.sub('{id}', route)}")
 
     def max_age(self) -> tuple[bytes, bytes]:
         """Return the header with the window of keys."""

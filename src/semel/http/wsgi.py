@@ -96,7 +96,10 @@ class WsgiIdempotency(Front[Semel]):
         environ["wsgi.input"] = BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
         exchange = WsgiExchange(self, environ, start_response, body)
-        return self._guard(exchange, record_key(environ["REQUEST_METHOD"], self._route(environ), whose, key))
+        method, route = environ["REQUEST_METHOD"], self._route(environ)
+        return self._guard(
+            exchange, record_key(method, route, whose, key), self.handler(_serve, method, route)
+        )
 
     def _body(self, environ: Environ) -> bytes:
         """Read the whole body. Raises `RequestRefused` above the limit."""
@@ -113,9 +116,9 @@ class WsgiIdempotency(Front[Semel]):
             raise too_large(self.rules)
         return body
 
-    def _guard(self, exchange: "WsgiExchange", key: str) -> Iterable[bytes]:
+    def _guard(self, exchange: "WsgiExchange", key: str, handler: Any) -> Iterable[bytes]:
         try:
-            outcome: Outcome[Any] = self.client.run(key, _serve, exchange)
+            outcome: Outcome[Any] = self.client.run(key, handler, exchange)
             if is_stranger(outcome):
                 self._forget(key)
         except (StoreUnavailable, StoreClosed) as error:

@@ -28,8 +28,8 @@ __all__ = ["InboxBase", "InboxStatements", "Tell", "Value", "Windows", "aretry",
 
 ATTEMPT_BYTES = 16
 Windows: TypeAlias = Mapping[tuple[str, str, str], int]
-Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool]], None]
-"""Called with the marked keys, and which of them were new."""
+Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool | Outcome[Any]], str], None]
+"""Called with the keys, whether each was new (or its outcome, if it was not marked), and their event type."""
 
 
 class Value(NamedTuple):
@@ -143,14 +143,25 @@ class InboxBase:
         self._plan = plan
         self._tell = tell
 
-    def _spread(
-        self, keys: Sequence[str], new: Sequence[bool], first_at: Sequence[int], place_of: Sequence[int]
-    ) -> list[bool]:
+    @staticmethod
+    def _spread(new: Sequence[bool], first_at: Sequence[int], place_of: Sequence[int]) -> list[bool]:
         """Return which of the given keys are new; a later copy of a key is not."""
-        firsts = [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
+        return [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
+
+    def _report(self, keys: Sequence[str], firsts: Sequence[bool | Outcome[Any]], event_type: str) -> None:
+        """Report marked keys to the client's hooks."""
         if self._tell is not None:
-            self._tell(keys, firsts)
-        return firsts
+            self._tell(keys, firsts, self._type(event_type))
+
+    def _report_batch(
+        self, deliveries: Sequence[Delivery[Any]], outcomes: Sequence[Outcome[None]]
+    ) -> Sequence[Outcome[None]]:
+        """Report the outcomes of a batch, and return them."""
+        if self._tell is not None:
+            for delivery, outcome in zip(deliveries, outcomes, strict=True):
+                first = not outcome.replayed if isinstance(outcome, Done) else outcome
+                self._report((delivery.key,), (first,), delivery.event_type)
+        return outcomes
 
     def _window_us(self, stored: Windows, event_type: str) -> int:
         return self._plan.window_us(stored, event_type)

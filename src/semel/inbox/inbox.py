@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from semel.client.items import ItemBuilder
 from semel.connections import CallerConnection, Statement
 from semel.core.folding import leaders
+from semel.errors import PayloadMismatch
 from semel.inbox.base import (
     InboxBase,
     InboxStatements,
@@ -18,7 +19,7 @@ from semel.inbox.base import (
     outcome_of,
 )
 from semel.keys.limits import check_all
-from semel.types import Delivery, Done, Outcome
+from semel.types import Delivery, Done, Mismatch, Outcome
 
 __all__ = ["Inbox"]
 
@@ -48,11 +49,22 @@ class Inbox(InboxBase):
         transaction still usable; `NoTransaction` if none is open and none would be; `WrongDatabase`. `fingerprint`:
         the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
         """
-        return self._mark((key,), event_type, fingerprint)[0]
+        return self._mark_and_report((key,), event_type, fingerprint)[0]
 
     def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
         """Mark many events with one statement, all or none; a later copy of a key is `False`."""
-        return self._mark(keys, event_type)
+        return self._mark_and_report(keys, event_type)
+
+    def _mark_and_report(
+        self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None
+    ) -> list[bool]:
+        try:
+            firsts = self._mark(keys, event_type, fingerprint)
+        except PayloadMismatch:
+            self._report(keys, [Mismatch()] * len(keys), event_type)
+            raise
+        self._report(keys, firsts, event_type)
+        return firsts
 
     def _mark(self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None) -> list[bool]:
         check_all(keys)
@@ -70,7 +82,7 @@ class Inbox(InboxBase):
             if distinct
             else []
         )
-        return self._spread(keys, new, first_at, place_of)
+        return self._spread(new, first_at, place_of)
 
     def unmark(self, keys: Sequence[str]) -> None:
         """Remove marks that this inbox made in the open transaction, for events that did not run."""
@@ -107,6 +119,11 @@ class Inbox(InboxBase):
         does not block the others: its outcome is `Errored`, and its effects are undone. The caller commits.
         Raises errors of the whole transaction: retry it, see `retry`.
         """
+        return list(self._report_batch(deliveries, self._run_batch(deliveries, handler)))
+
+    def _run_batch(
+        self, deliveries: Sequence[Delivery[T]], handler: Callable[[list[Delivery[T]]], object]
+    ) -> list[Outcome[None]]:
         if len(deliveries) == 1:
             return [self._run_one(deliveries[0], handler)]
         try:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from semel.client.items import ItemBuilder
 from semel.connections import AsyncCallerConnection, Statement
 from semel.core.folding import leaders
+from semel.errors import PayloadMismatch
 from semel.inbox.base import (
     InboxBase,
     InboxStatements,
@@ -17,7 +18,7 @@ from semel.inbox.base import (
     outcome_of,
 )
 from semel.keys.limits import check_all
-from semel.types import Delivery, Done, Outcome
+from semel.types import Delivery, Done, Mismatch, Outcome
 
 __all__ = ["AsyncInbox"]
 
@@ -47,11 +48,22 @@ class AsyncInbox(InboxBase):
         transaction still usable; `NoTransaction` if none is open and none would be; `WrongDatabase`. `fingerprint`:
         the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
         """
-        return (await self._mark((key,), event_type, fingerprint))[0]
+        return (await self._mark_and_report((key,), event_type, fingerprint))[0]
 
     async def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
         """Mark many events with one statement, all or none; a later copy of a key is `False`."""
-        return await self._mark(keys, event_type)
+        return await self._mark_and_report(keys, event_type)
+
+    async def _mark_and_report(
+        self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None
+    ) -> list[bool]:
+        try:
+            firsts = await self._mark(keys, event_type, fingerprint)
+        except PayloadMismatch:
+            self._report(keys, [Mismatch()] * len(keys), event_type)
+            raise
+        self._report(keys, firsts, event_type)
+        return firsts
 
     async def _mark(
         self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None
@@ -71,7 +83,7 @@ class AsyncInbox(InboxBase):
             if distinct
             else []
         )
-        return self._spread(keys, new, first_at, place_of)
+        return self._spread(new, first_at, place_of)
 
     async def unmark(self, keys: Sequence[str]) -> None:
         """Remove marks that this inbox made in the open transaction, for events that did not run."""
@@ -108,6 +120,11 @@ class AsyncInbox(InboxBase):
         does not block the others: its outcome is `Errored`, and its effects are undone. The caller commits.
         Raises errors of the whole transaction: retry it, see `aretry`.
         """
+        return list(self._report_batch(deliveries, await self._run_batch(deliveries, handler)))
+
+    async def _run_batch(
+        self, deliveries: Sequence[Delivery[T]], handler: Callable[[list[Delivery[T]]], Awaitable[object]]
+    ) -> list[Outcome[None]]:
         if len(deliveries) == 1:
             return [await self._run_one(deliveries[0], handler)]
         try:

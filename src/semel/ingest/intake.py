@@ -32,6 +32,7 @@ from semel.core.error_info import handlers_error, redacted
 from semel.core.settlement import attempts_exhausted
 from semel.errors import NotApplied, PolicyInvalid, RecordCorrupt, StoreError, StoreUnavailable, UsageError
 from semel.observe.limited_log import LimitedLog
+from semel.observe.log_format import about
 from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.context import current
 from semel.runtime.handlers import awaitable
@@ -123,7 +124,8 @@ class Intake:
 
     Use it as `async with intake:`; leaving drains. The client needs a durable store, because the journal is there;
     the owner of the client closes it. The handler may run again after a crash: pass
-    `semel.current().idempotency_key` to the systems that it calls, or write with a unique id.
+    `semel.current().idempotency_key` to the systems that it calls, or write with a unique id. `source`: where
+    its events come from, for metrics.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Intake:
         pace: IntakeLimits | None = None,
         dead: DeadLetterHandler | None = None,
         instance: str | None = None,
+        source: str = "",
     ) -> None:
         policy = once.policy
         self._handler = awaitable(handler)
@@ -151,6 +154,8 @@ class Intake:
                 on_unavailable="refuse",  # an event that is not journaled is not accepted: its sender sends it again
             )
         )
+        deliver.items_of(self._once).source = source
+        self._source = source
         lease_s = deliver.items_of(once).lease_us / 1e6
         self._sweep_s: float = pace.sweep_s or min(SWEEP_MAX_S, max(SWEEP_MIN_S, lease_s / 3))
         self.instance: str = instance or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -262,7 +267,7 @@ class Intake:
         owner = new_owner()
         try:
             for tries in count():
-                outcome = await self._run(delivery, receipt, owner)
+                outcome = await self._run(replace(delivery, again=tries > 0), receipt, owner)
                 if receipt.done():
                     return
                 answer = receipt_for(outcome)
@@ -337,6 +342,7 @@ class Intake:
             return
         try:
             await self._dead(event, error)
+            self._report_dead_letter(event, error)
         except Exception as failure:
             _log.error(
                 "the dead-letter callback failed and will be called again: %r (for %r)", failure, error
@@ -351,22 +357,42 @@ class Intake:
         info = redacted(handlers_error(error), policy)
         return ascii(f"{info.kind}: {info.message}")
 
+    def _report_dead_letter(self, event: Event, error: Exception) -> None:
+        reason = "unknown" if isinstance(error, RecordCorrupt) else "failed"
+        items = deliver.items_of(self._once)
+        deliver.reporter_of(self._once).report_dead_letter(
+            items.id(event.id),
+            self._handler,
+            items.typed(Delivery(key=event.id, body=None, event_type=event.type, source=self._source)),
+            reason=reason,
+            attempts=current().attempt,
+            error=error,
+        )
+
     def _note(self, key: str, outcome: Outcome[Any], *, ran: bool) -> None:
         """Log the outcome, and schedule a sweep for a retry."""
         match outcome:
             case Errored(error, attempt, retry_after_s) if isinstance(error, Exception):
+                after, said = f"the next in {retry_after_s:g} s", self._error_text(error)
                 _log.warning(
-                    "attempt %d at event %r failed, the next in %g s: %s",
-                    attempt, key, retry_after_s, self._error_text(error),
+                    "attempt %d at event %r failed, %s: %s", attempt, key, after, said,
+                    extra=about("failed", key=key, attempt=attempt, error=said, next=after),
                 )  # fmt: skip
                 asyncio.get_running_loop().call_later(retry_after_s, self._look.set)
             case Failed(error, replayed=False):
-                _log.error("event %r is given up: %s", key, self._error_text(error))
+                said = self._error_text(error)
+                _log.error(
+                    "event %r is given up: %s; semel forget lets it run again", key, said,
+                    extra=about("given_up", key=key, error=said, next="semel forget lets it run again"),
+                )  # fmt: skip
             case Unknown(_, error) if error is not None:
                 said = self._error_text(error)
                 _log.error("event %r waits for a decision (semel resolve, semel forget): %s", key, said)
             case Lost() if ran:
-                _log.warning("another instance took event %r over", key)
+                _log.warning(
+                    "another instance took event %r over; its result counts", key,
+                    extra=about("lost", key=key, next="the other instance's result counts"),
+                )  # fmt: skip
             case Done(recorded=False):
                 _log.warning("event %r ran, but the store could not record it: it may run again", key)
             case _:
@@ -418,7 +444,8 @@ class Intake:
             event = Event(
                 id=record.key, type=record.event_type, tenant=record.tenant, body=record.journal or b""
             )
-            delivery = Delivery(key=event.id, body=event, event_type=event.type)
+            # It was received when it was journaled, by this instance or by another.
+            delivery = Delivery(key=event.id, body=event, event_type=event.type, again=True)
             try:
                 event = replace(event, body=body_from_journal(record.journal))
             except RecordCorrupt as error:
@@ -441,6 +468,7 @@ class Intake:
                 raise NotApplied("its dead letter was not written") from failure
             raise error
 
+        refuse.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
         outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, refuse, quarantine=True)
         self._finished += 1
         self._note(delivery.key, outcome, ran=True)

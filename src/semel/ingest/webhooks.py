@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import StoreError
 from semel.ingest.intake import DeadLetterHandler, Event, Handler, Intake, IntakeLimits, Receipt
@@ -32,7 +33,19 @@ from semel.ingest.webhook_schemes import (
     standard,
     stripe,
 )
-from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
+from semel.types import (
+    Busy,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Late,
+    Lost,
+    Mismatch,
+    Outcome,
+    Unavailable,
+    Unknown,
+)
 from semel.windows import Duration, window_us
 
 __all__ = [
@@ -97,11 +110,12 @@ class Receiver:
         if synchronous:
             policy = replace(policy, wait_s=0, fingerprint=_body if fingerprint else policy.fingerprint)
         self._once = once.using(policy)
+        self._source = f"webhook:{scheme.name}"
         self._scheme = scheme
         self._handler = handler
         self._fingerprint = fingerprint
         self._now_s = now_s
-        self._intake: Intake = Intake(self._once, handler, pace=pace, dead=dead)
+        self._intake: Intake = Intake(self._once, handler, pace=pace, dead=dead, source=self._source)
         self._synchronous = synchronous
 
     @property
@@ -176,7 +190,8 @@ class Receiver:
 
     async def _run(self, event: Event) -> WebhookResponse:
         try:
-            return response_for(await self._once.run(event.id, self._handler, event))
+            delivery = Delivery(key=event.id, body=event, event_type=event.type, source=self._source)
+            return response_for(await deliver.deliver_one(self._once, delivery, self._handler))
         except StoreError as error:
             return response_for(Unavailable(error))
 

@@ -25,6 +25,9 @@ __all__ = [
 CONSUMERS_MAX = 200
 """The most consumers with counters of their own; further ones count as `OTHER`."""
 OTHER = ("", "other")
+KINDS_MAX = 20
+"""The most kinds of errors of one consumer in a minute; further ones count as `OTHER_KIND`."""
+OTHER_KIND = "other"
 MINUTES_MAX = 24 * 60
 """The most minutes that are held while the store cannot be reached; then the oldest are dropped."""
 HELD_MAX = 100_000
@@ -57,6 +60,12 @@ class ConsumerCounters(Struct, array_like=True):
     unrecorded: int = 0
     lags: dict[int, int] = field(default_factory=dict[int, int])
     """Duplicates with a known lag, by their bucket in `LAGS_S`."""
+    dead: int = 0
+    """Messages that were given up and written to the dead letters."""
+    took: dict[int, int] = field(default_factory=dict[int, int])
+    """Calls of handlers by their bucket in `TOOK_S`; longer ones are in the last."""
+    errors: dict[str, int] = field(default_factory=dict[str, int])
+    """Failed attempts and final failures, by the kind of error."""
 
     @property
     def duplicates(self) -> int:
@@ -79,8 +88,19 @@ class ConsumerCounters(Struct, array_like=True):
         self.expired += other.expired
         self.unknown += other.unknown
         self.unrecorded += other.unrecorded
+        self.dead += other.dead
         if other.lags:
             _add(self.lags, other.lags)
+        if other.took:
+            _add(self.took, other.took)
+        for kind, number in other.errors.items():
+            self.note_error(kind, number)
+
+    def note_error(self, kind: str, number: int = 1) -> None:
+        """Count an error; the kinds after the first few count as `other`."""
+        if kind not in self.errors and len(self.errors) >= KINDS_MAX:
+            kind = OTHER_KIND
+        self.errors[kind] = self.errors.get(kind, 0) + number
 
 
 class StoreCounts(Struct, array_like=True):
@@ -142,7 +162,9 @@ class CounterHook:
             events.ClaimedEvent: self._on_claimed,
             events.CompletedEvent: self._end("processed"),
             events.MarkedEvent: self._count("processed"),
-            events.FailedEvent: self._end("failed"),
+            events.FailedEvent: self._on_failed,
+            events.EndedEvent: self._on_handled,
+            events.DeadLettered: self._count("dead"),
             events.Released: self._on_released,
             events.Quarantined: self._end("unknown"),
             events.LostEvent: self._end("lost"),
@@ -192,6 +214,11 @@ class CounterHook:
             parts = self._parts()
             self._minutes.clear()
             return parts
+
+    def consumers(self) -> list[tuple[str, str]]:
+        """Return the tenants and consumers that were counted, in order."""
+        with self._lock:
+            return sorted(self._known)
 
     def in_flight(self) -> tuple[int, float]:
         """Return the number of claims that this process holds, and the age of the oldest."""
@@ -270,7 +297,19 @@ class CounterHook:
     def _on_released(self, event: events.Released) -> None:
         self._held.pop(event.owner, None)
         if event.error is not None:
-            self._counts(event).errored += 1
+            counts = self._counts(event)
+            counts.errored += 1
+            counts.note_error(type(event.error).__name__)
+
+    def _on_failed(self, event: events.FailedEvent) -> None:
+        self._held.pop(event.owner, None)
+        counts = self._counts(event)
+        counts.failed += 1
+        counts.note_error(event.error if isinstance(event.error, str) else type(event.error).__name__)
+
+    def _on_handled(self, event: events.EndedEvent) -> None:
+        took, at = self._counts(event).took, _bucket(TOOK_S, event.duration_s)
+        took[at] = took.get(at, 0) + 1
 
     def _on_received(self, event: events.Received) -> None:
         if not event.again:

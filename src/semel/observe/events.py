@@ -6,6 +6,7 @@
         ├─► duplicate (redelivery, producer, race, reuse)
         ├─► late | unreachable | unguarded (ran without a claim, by policy)
         ├─► probed (the policy's probe answered about an earlier attempt)
+        ├─► dead_letter (the message was given up, and its copy was written)
         └─► marked (modes mark and inbox)
 
 A hook is any callable that takes one event. It runs in the thread or task where the event happens, so it must be
@@ -28,6 +29,7 @@ __all__ = [
     "CompletedEvent",
     "Counted",
     "DeadLetterStuck",
+    "DeadLettered",
     "DeliveryEvent",
     "Dropped",
     "Duplicate",
@@ -71,7 +73,14 @@ class HookEvent(Struct, frozen=True):
             cls.name = cls.__name__.removesuffix("Event").lower()
 
 
-class DeliveryEvent(HookEvent, frozen=True):
+class TypedEvent(HookEvent, frozen=True, kw_only=True):
+    """The base of events with an event type, which comes last: positional arguments stay where they were."""
+
+    event_type: str = ""
+    """The type of the delivered event; empty if it has none."""
+
+
+class DeliveryEvent(TypedEvent, frozen=True):
     """Something that happened to one delivery."""
 
     tenant: str
@@ -80,7 +89,7 @@ class DeliveryEvent(HookEvent, frozen=True):
     owner: bytes
     """The random id of this call; it differs between two deliveries of a key."""
     handler: str = ""
-    """The handler's name; empty for the plain verbs."""
+    """The handler's module and name, such as `app.charge`; empty for the plain verbs."""
     source: str = ""
     """Where the delivery came from, if its `Delivery` says so."""
 
@@ -88,7 +97,6 @@ class DeliveryEvent(HookEvent, frozen=True):
 class Received(DeliveryEvent, frozen=True):
     """A delivery came in."""
 
-    event_type: str = ""
     meta: Mapping[str, str] | None = None
     """The delivery's metadata, stored with its record."""
     again: bool = False
@@ -99,6 +107,7 @@ class ClaimedEvent(DeliveryEvent, frozen=True):
     """The delivery got the claim."""
 
     attempt: int = 1
+    """More than 1: earlier attempts failed, or ended with their worker and this one takes over."""
     first_seen: int = 0
     """When the key was first claimed (store clock, microseconds)."""
     window_s: float = 0.0
@@ -152,6 +161,8 @@ class FailedEvent(DeliveryEvent, frozen=True):
     """The handler failed, and the event will not run again."""
 
     error: BaseException | str = ""
+    attempt: int = 0
+    """The number of the attempt; 0: unknown."""
 
 
 class Released(DeliveryEvent, frozen=True):
@@ -159,6 +170,8 @@ class Released(DeliveryEvent, frozen=True):
 
     error: BaseException | None = None
     retry_after_s: float = 0.0
+    attempt: int = 0
+    """The number of the attempt; 0: unknown."""
 
 
 class Quarantined(DeliveryEvent, frozen=True):
@@ -212,6 +225,17 @@ class Probed(DeliveryEvent, frozen=True):
 
 class Dropped(DeliveryEvent, frozen=True):
     """An interrupt ended the call before it had an outcome."""
+
+
+class DeadLettered(DeliveryEvent, frozen=True):
+    """A message was given up, and its dead letter was written."""
+
+    name: ClassVar[str] = "dead_letter"
+
+    reason: str = ""
+    """`failed`, `unknown`, `mismatch`, `late` or `no-key`."""
+    attempts: int = 0
+    error: BaseException | str = ""
 
 
 class DeadLetterStuck(DeliveryEvent, frozen=True):

@@ -1,11 +1,12 @@
-"""Report the events of a flow, a verb or a store to hooks.
+"""Report the events of a delivery to hooks: of a flow, of a plain verb, or of a transaction.
 
 A `FlowObserver` wraps a flow: it sees each command and each answer and passes them on. So the protocol
 does not depend on it, it works for sync and async, and without hooks it costs nothing.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -17,22 +18,19 @@ from semel.core.commands import (
     Ask,
     Claim,
     Command,
-    Count,
     Flow,
     Granted,
     Invoke,
     Item,
     Known,
     Lookup,
-    Purge,
-    Purged,
     Settle,
 )
-from semel.core.protocols import AsyncStore, Store
 from semel.core.settlement import NotStarted, answer_of
-from semel.errors import RecordCorrupt, StoreUnavailable
+from semel.errors import RecordCorrupt
 from semel.observe import events
 from semel.observe.events import Hooks, Reason
+from semel.runtime.reporter import DeliveryObserver
 from semel.types import (
     Busy,
     CannotTell,
@@ -49,16 +47,12 @@ from semel.types import (
     Mismatch,
     Outcome,
     Record,
-    Stats,
     Unavailable,
     Unknown,
 )
 
 __all__ = [
     "FlowObserver",
-    "TimedAsyncStore",
-    "TimedStore",
-    "name_of",
     "report_claimed",
     "report_copies",
     "report_marked",
@@ -66,14 +60,7 @@ __all__ = [
 ]
 
 
-def name_of(handler: Any) -> str:
-    """Return a handler's name for labels and spans; follows `__wrapped__`."""
-    handler = getattr(handler, "__wrapped__", handler)
-    handler = getattr(handler, "func", handler)
-    return getattr(handler, "__qualname__", "") or type(handler).__name__
-
-
-class FlowObserver:
+class FlowObserver(DeliveryObserver):
     """Reports the events of one delivery."""
 
     def __init__(
@@ -90,6 +77,7 @@ class FlowObserver:
         self._hooks = hooks
         self._claim = claim
         self._who = (*claim.id, claim.owner, handler, source)
+        self._type = claim.event_type
         self._redelivered = redelivered
         self._again = again
         self._parks = parks
@@ -97,14 +85,14 @@ class FlowObserver:
         self._answer: Any = None
         self._waited = False
         self._origin: dict[str, str] | None = None
+        self._error: BaseException | None = None
+        self._known = False
+        """Whether its claim is only recorded: the event had happened before."""
 
     def watch(self, flow: Flow[Outcome[Any]], *, awaits: bool, observes: bool) -> Flow[Outcome[Any]]:
         """Return the flow with reports. `awaits`: its handler is awaited. `observes`: nothing is suppressed."""
         hooks = self._hooks
-        received = events.Received(
-            *self._who, self._claim.event_type, _read_meta(self._claim.meta), self._again
-        )
-        hooks(received)
+        received = self.note_received()
         carried = hooks.record_metadata(received) if hooks.carries else None
         try:
             answer: Any = None
@@ -112,7 +100,7 @@ class FlowObserver:
                 try:
                     command = flow.send(answer)
                 except StopIteration as end:
-                    self._came_to(end.value, observes=observes)
+                    self.note_outcome(end.value, observes=observes)
                     return end.value  # type: ignore[no-any-return]
                 kind = type(command)
                 if kind is Claim:
@@ -128,8 +116,16 @@ class FlowObserver:
                 else:
                     answer = yield command
         except BaseException:
-            hooks(events.Dropped(*self._who))
+            hooks(events.Dropped(*self._who, event_type=self._type))
             raise
+
+    def note_received(self) -> events.Received:
+        """Report that the delivery came in."""
+        received = events.Received(
+            *self._who, _read_meta(self._claim.meta), self._again, event_type=self._type
+        )
+        self._hooks(received)
+        return received
 
     @staticmethod
     def _carrying(command: Command[Any], carried: dict[str, str] | None) -> Command[Any]:
@@ -147,12 +143,16 @@ class FlowObserver:
             self._hooks.note_time(answer.lease_until_us - self._claim.lease_us)
             self._hooks(
                 events.ClaimedEvent(
-                    *self._who, answer.attempt, answer.first_seen_us, self._claim.window_us / 1e6
+                    *self._who,
+                    answer.attempt,
+                    answer.first_seen_us,
+                    self._claim.window_us / 1e6,
+                    event_type=self._type,
                 )
             )
         elif kind is Busy and not self._waited:
             self._waited = True
-            self._hooks(events.BusyEvent(*self._who, answer.retry_after_s))
+            self._hooks(events.BusyEvent(*self._who, answer.retry_after_s, event_type=self._type))
         return kind is Known
 
     def _around(self, command: Command[Any], *, awaits: bool) -> Command[Any]:
@@ -163,23 +163,23 @@ class FlowObserver:
         call, attempt = command.call, 1 if command.granted is None else command.granted.attempt
 
         def around() -> Any:
-            began = self._began(attempt)
+            began = self.note_began(attempt)
             try:
                 value = call()
             except BaseException as error:
-                self._note_end(began, error)
+                self.note_ended(began, error)
                 raise
-            self._note_end(began, None)
+            self.note_ended(began, None)
             return value
 
         async def aaround() -> Any:
-            began = self._began(attempt)
+            began = self.note_began(attempt)
             try:
                 value = await call()
             except BaseException as error:
-                self._note_end(began, error)
+                self.note_ended(began, error)
                 raise
-            self._note_end(began, None)
+            self.note_ended(began, None)
             return value
 
         return Invoke(aaround if awaits else around, command.claim, command.granted)
@@ -187,41 +187,81 @@ class FlowObserver:
     def _note_probe(self, ran: Any, duration_s: float) -> None:
         told = answer_of(ran)
         text = told.reason if isinstance(told, CannotTell) else ""
-        self._hooks(events.Probed(*self._who, _ANSWERS[type(told)], text, duration_s))
+        self._hooks(events.Probed(*self._who, _ANSWERS[type(told)], text, duration_s, event_type=self._type))
 
-    def _began(self, attempt: int) -> float:
-        self._hooks(events.Began(*self._who, attempt))
+    def note_began(self, attempt: int) -> float:
+        """Report that the handler is about to be called. Returns the time, for `note_ended`."""
+        self._hooks(events.Began(*self._who, attempt, event_type=self._type))
         return time.perf_counter()
 
-    def _note_end(self, began: float, error: BaseException | None) -> None:
-        self._hooks(events.EndedEvent(*self._who, time.perf_counter() - began, error))
+    def note_ended(self, began: float, error: BaseException | None) -> None:
+        """Report that the handler has returned or raised."""
+        duration_s = time.perf_counter() - began
+        self._hooks(events.EndedEvent(*self._who, duration_s, error, event_type=self._type))
 
-    def _came_to(self, outcome: Outcome[Any], *, observes: bool) -> None:
-        answer, hooks, who = self._answer, self._hooks, self._who
+    def note_outcome(self, outcome: Outcome[Any], *, observes: bool = False) -> None:
+        """Report how the delivery ended. `observes`: nothing was suppressed."""
+        answer = self._answer
         if observes and answer is not None and not isinstance(answer, Granted | Unavailable):
             self.duplicate(answer, suppressed=False)
         match outcome:
             case Done(replayed=True) | Failed(replayed=True) | Mismatch() | Busy():
                 self.duplicate(outcome if answer is None else answer)
-            case Done(recorded=False, guarded=guarded):
-                hooks(events.Unrecorded(*who) if guarded else events.Unguarded(*who))
-            case Done():
-                hooks(events.CompletedEvent(*who))
-            case Failed(error):
-                hooks(events.FailedEvent(*who, error))
-            case Errored(error, _, retry_after_s):
-                started = not isinstance(error, NotStarted)
-                hooks(events.Released(*who, error, retry_after_s) if started else events.Dropped(*who))
-            case Lost():
-                hooks(events.LostEvent(*who))
-            case Late(age_s):
-                hooks(events.LateArrivalEvent(*who, age_s))
-            case Unknown(_, error) if isinstance(answer, Granted):
-                hooks(events.Quarantined(*who, error))
-            case Unknown():
+            case Unknown() if not isinstance(answer, Granted):
                 self.duplicate(outcome)
+            case _:
+                self._hooks(self._event_of(outcome))
+
+    def _event_of(self, outcome: Outcome[Any]) -> events.DeliveryEvent:
+        """Return the event for the end of a delivery that is no duplicate."""
+        who, kind = self._who, self._type
+        match outcome:
+            case Done(recorded=False, guarded=guarded):
+                unsafe = events.Unrecorded if guarded else events.Unguarded
+                return unsafe(*who, event_type=kind)
+            case Failed(error):
+                return events.FailedEvent(*who, error, self._attempt, event_type=kind)
+            case Errored(error) if isinstance(error, NotStarted):
+                return events.Dropped(*who, event_type=kind)
+            case Errored(error, attempt, retry_after_s):
+                return events.Released(*who, error, retry_after_s, attempt, event_type=kind)
+            case Lost():
+                return events.LostEvent(*who, event_type=kind)
+            case Late(age_s):
+                return events.LateArrivalEvent(*who, age_s, event_type=kind)
+            case Unknown(_, error):
+                return events.Quarantined(*who, error, event_type=kind)
             case Unavailable(error):
-                hooks(events.Unreachable(*who, error))
+                return events.Unreachable(*who, error, event_type=kind)
+            case _:
+                return events.CompletedEvent(*who, event_type=kind)
+
+    def expect(self, *, error: BaseException | None = None, known: bool = False) -> None:
+        """Say what the next settle means."""
+        self._error, self._known = error, known
+
+    def note_settled(self, item: Item, answer: Answer) -> None:
+        """Report the answer to a settle of its claim."""
+        if not isinstance(item, Settle) or isinstance(answer, Unavailable):
+            return
+        error = self._error or NotStarted()
+        if isinstance(answer, Lost):
+            self.note_outcome(answer)
+        elif item.to == "failed":
+            self.note_outcome(Failed(error))
+        elif item.to == "released":
+            self.note_outcome(Errored(error, self._attempt, item.delay_us / 1e6))
+        elif self._known:
+            self._hooks(
+                events.Dropped(*self._who, event_type=self._type)
+            )  # the claim is not in flight any more
+            self.duplicate(Completed())
+        else:
+            self.note_outcome(Done(None))
+
+    @property
+    def _attempt(self) -> int:
+        return self._answer.attempt if isinstance(self._answer, Granted) else 0
 
     def duplicate(self, answer: Any, *, suppressed: bool = True) -> None:
         """Report a duplicate and its reason."""
@@ -235,6 +275,7 @@ class FlowObserver:
                 suppressed,
                 self._origin,
                 self._parks and isinstance(answer, Busy),
+                event_type=self._type,
             )
         )
 
@@ -284,45 +325,54 @@ def _read_meta(meta: bytes | None) -> dict[str, str] | None:
 # --- the plain verbs ----------------------------------------------------------------------------
 
 
-def report_claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
+def report_claimed(
+    hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer], source: str = ""
+) -> None:
     """Report the answers to claims by hand."""
     for claim, answer in zip(claims, answers, strict=True):
-        tap = FlowObserver(hooks, claim)
-        who = (*claim.id, claim.owner)
-        hooks(events.Received(*who, "", "", claim.event_type, _read_meta(claim.meta)))
-        tap.note_claim_answer(answer)
+        observer = FlowObserver(hooks, claim, source=source)
+        observer.note_received()
+        observer.note_claim_answer(answer)
         match answer:
             case Granted():
                 pass
-            case Late(age_s):
-                hooks(events.LateArrivalEvent(*who, age_s=age_s))
-            case Unavailable(error):
-                hooks(events.Unreachable(*who, error=error))
+            case Late() | Unavailable():
+                observer.note_outcome(answer)
             case _:
-                tap.duplicate(answer)
+                observer.duplicate(answer)
 
 
 _SETTLED: dict[str, type[events.DeliveryEvent]] = {
     "done": events.CompletedEvent,
-    "released": events.Released,
     "unknown": events.Quarantined,
 }
 
 
-def report_settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> None:
-    """Report the settlement of claims by hand."""
-    for item, verdict in zip(items, verdicts, strict=True):
+def report_settled(
+    hooks: Hooks,
+    items: Iterable[Item],
+    verdicts: Iterable[Answer],
+    event_types: Iterable[str] | None = None,
+    error: BaseException | None = None,
+    source: str = "",
+) -> None:
+    """Report the settlement of claims by hand; `event_types`: those of their claims. `error`: of their block."""
+    for item, verdict, kind in zip(
+        items, verdicts, event_types or repeat(""), strict=event_types is not None
+    ):
         if not isinstance(item, Settle):
             continue
-        who = (*item.id, item.owner)
+        who = (*item.id, item.owner, "", source)
         if isinstance(verdict, Completed) and item.to == "failed":
-            hooks(events.FailedEvent(*who, error=_kind(item.value)))
+            hooks(events.FailedEvent(*who, error=error or _kind(item.value), event_type=kind))
+        elif isinstance(verdict, Completed) and item.to == "released":
+            hooks(events.Released(*who, error, item.delay_us / 1e6, event_type=kind))
         elif isinstance(verdict, Completed):
-            hooks(_SETTLED[item.to](*who))
+            hooks(_SETTLED[item.to](*who, event_type=kind))
         elif isinstance(verdict, Lost):
-            hooks(events.LostEvent(*who))
+            hooks(events.LostEvent(*who, event_type=kind))
         else:
-            hooks(events.Unrecorded(*who))
+            hooks(events.Unrecorded(*who, event_type=kind))
 
 
 def _kind(failure: bytes | None) -> str:
@@ -338,17 +388,24 @@ def report_marked(
     tenant: str,
     consumer: str,
     keys: Sequence[str],
-    firsts: Sequence[bool],
+    firsts: Sequence[bool | Outcome[Any]],
     handler: str = "",
+    source: str = "",
     *,
     event_type: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> None:
     """Report marked keys, of mode mark or of an inbox transaction."""
     for key, first in zip(keys, firsts, strict=True):
-        who = (tenant, consumer, key, b"", handler)
-        hooks(events.Received(*who, event_type=event_type, meta=meta))
-        hooks(events.MarkedEvent(*who) if first else events.Duplicate(*who, state="marked"))
+        who = (tenant, consumer, key, b"", handler, source)
+        hooks(events.Received(*who, meta, event_type=event_type))
+        if isinstance(first, Errored):
+            hooks(events.Released(*who, first.error, event_type=event_type))
+        elif isinstance(first, bool) and first:
+            hooks(events.MarkedEvent(*who, event_type=event_type))
+        else:
+            reason: Reason = "reuse" if isinstance(first, Mismatch) else "redelivery"
+            hooks(events.Duplicate(*who, reason, _state(first), event_type=event_type))
 
 
 def report_copies(
@@ -365,111 +422,7 @@ def report_copies(
     `parks`: if the first did not finish, both are held back and retried.
     """
     who = (*id, b"", handler, delivery.source)
-    hooks(events.Received(*who, delivery.event_type, delivery.meta, delivery.again))
+    hooks(events.Received(*who, delivery.meta, delivery.again, event_type=delivery.event_type))
     reason: Reason = "reuse" if isinstance(outcome, Mismatch) else "race"
     parked = parks and isinstance(outcome, Busy | Errored | Unavailable | Lost)
-    hooks(events.Duplicate(*who, reason, "claimed", parked=parked))
-
-
-# --- stores -------------------------------------------------------------------------------------
-
-
-class _Timed:
-    """Wraps a store and reports its round trips; everything else is passed on."""
-
-    def __init__(self, store: Any, hooks: Hooks) -> None:
-        self._store = store
-        self._hooks = hooks
-        self._stores_lost: int = getattr(store, "stores_lost", 0)
-
-    @property
-    def name(self) -> str:
-        name: str = self._store.name
-        return name
-
-    @property
-    def capabilities(self) -> Any:
-        return self._store.capabilities
-
-    def watch(self, listener: Any, /) -> Callable[[], None]:
-        stop: Callable[[], None] = self._store.watch(listener)
-        return stop
-
-    def _note_sent(self, items: Sequence[Item], answers: Sequence[Answer], began: float) -> None:
-        hooks = self._hooks
-        op = _op(items)
-        hooks(events.StoreSent(op, len(items), time.perf_counter() - began))
-        failed: BaseException | None = None
-        for item, answer in zip(items, answers, strict=True):
-            kind = type(answer)
-            if kind is Completed:
-                if answer.recreated:
-                    hooks(events.StoreLost())
-            elif kind is Unavailable:
-                failed = failed or answer.error
-            elif kind is Purged and not (isinstance(item, Purge) and item.dry_run):
-                hooks(events.PurgedEvent(answer.count, answer.lag_s, answer.partitions))
-            elif kind is Stats and isinstance(item, Count) and item.tenant is None:
-                hooks(events.Counted(answer))
-        if failed is not None:
-            hooks(events.StoreFailed(op, failed))
-        lost = getattr(self._store, "stores_lost", 0)
-        if lost > self._stores_lost:
-            self._stores_lost = lost
-            hooks(events.StoreLost())
-
-
-def _op(items: Sequence[Item]) -> str:
-    kinds = {type(items[0])} if len(items) == 1 else {type(item) for item in items}
-    return kinds.pop().__struct_config__.tag if len(kinds) == 1 else "mixed"  # type: ignore[return-value]
-
-
-class TimedStore(_Timed):
-    """A store that blocks."""
-
-    def open(self) -> None:
-        """Connect."""
-        self._store.open()
-
-    def close(self) -> None:
-        """Close."""
-        self._store.close()
-
-    def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Execute the items."""
-        began = time.perf_counter()
-        try:
-            answers: list[Answer] = self._store.send(items)
-        except StoreUnavailable as error:
-            self._hooks(events.StoreFailed(_op(items), error))
-            raise
-        self._note_sent(items, answers, began)
-        return answers
-
-
-class TimedAsyncStore(_Timed):
-    """A store for an event loop."""
-
-    async def aopen(self) -> None:
-        """Connect."""
-        await self._store.aopen()
-
-    async def aclose(self) -> None:
-        """Close."""
-        await self._store.aclose()
-
-    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Execute the items."""
-        began = time.perf_counter()
-        try:
-            answers: list[Answer] = await self._store.asend(items)
-        except StoreUnavailable as error:
-            self._hooks(events.StoreFailed(_op(items), error))
-            raise
-        self._note_sent(items, answers, began)
-        return answers
-
-
-def instrument_store(store: Store | AsyncStore, hooks: Hooks) -> Store | AsyncStore:
-    """Return the store, wrapped to report its round trips."""
-    return TimedStore(store, hooks) if isinstance(store, Store) else TimedAsyncStore(store, hooks)
+    hooks(events.Duplicate(*who, reason, "claimed", parked=parked, event_type=delivery.event_type))

@@ -42,6 +42,10 @@ class LimitedLog(logging.LoggerAdapter[logging.Logger]):
         self._kinds: dict[object, RateLimit] = {}
         """One per call in the code."""
 
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Keep the caller's `extra`, which the base class would replace."""
+        return msg, kwargs
+
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the line, or count it."""
         if msg not in self._kinds:

@@ -34,12 +34,25 @@ _LEVELS: dict[type[events.HookEvent], int] = {
     events.Unreachable: logging.WARNING,
     events.StoreFailed: logging.WARNING,
     events.FailedEvent: logging.ERROR,
+    events.DeadLettered: logging.ERROR,
     events.DeadLetterStuck: logging.ERROR,
     events.Quarantined: logging.ERROR,
     events.Unrecorded: logging.ERROR,
     events.StoreLost: logging.ERROR,
 }
 _SKIPPED = {"owner", "key", "origin", "stats", "meta"}
+_NEXT: dict[type[events.HookEvent], str] = {
+    events.FailedEvent: "it does not run again; duplicates get this failure",
+    events.DeadLettered: "it stays with the dead letters until it is replayed or removed",
+    events.DeadLetterStuck: "its message stays at the broker, and the write is tried again",
+    events.Quarantined: "it waits for a decision: semel resolve, semel forget",
+    events.LostEvent: "the other attempt's result counts; nothing was overwritten",
+    events.Unrecorded: "a duplicate may run again",
+    events.Unreachable: "nothing ran; let it be delivered again",
+    events.StoreFailed: "callers wait or are refused until the store answers",
+    events.Expired: "another worker may take over",
+}
+"""What happens after an event, for its line."""
 
 
 class LogHook:
@@ -55,10 +68,14 @@ class LogHook:
     def __call__(self, happening: events.HookEvent) -> None:
         """Log the event if its level is enabled."""
         level = _LEVELS.get(type(happening), logging.DEBUG)
+        if isinstance(happening, events.ClaimedEvent) and happening.attempt > 1:
+            level = logging.INFO
         if not self._logger.isEnabledFor(level):
             return
         name = happening.name
         fields = self._fields(happening)
+        if (after := _next(happening)) is not None:
+            fields["next"] = after
         text = "".join(f" {field}={value}" for field, value in fields.items())
         self._logger.log(level, "%s%s", name, text, extra={"event": name, "semel": fields})
 
@@ -83,3 +100,12 @@ class LogHook:
         if self._keys == "hashed":
             return digest((event.tenant, event.consumer, event.key)).hex()[:HASH_DIGITS]
         return event.key if event.key.isprintable() else ascii(event.key)
+
+
+def _next(happening: events.HookEvent) -> str | None:
+    """Return what happens after an event; `None` if nothing has to be said."""
+    if isinstance(happening, events.ClaimedEvent):
+        return None if happening.attempt == 1 else f"attempt {happening.attempt} runs here"
+    if isinstance(happening, events.Released):
+        return f"it may run again in {happening.retry_after_s:g} s"
+    return _NEXT.get(type(happening))

@@ -28,7 +28,10 @@ OTHER = "other"
 HELD_S = 12 * 3600.0
 """The longest life of a claim: after it a claim is no longer in flight."""
 
-_WHO = ("consumer", "handler", "source")
+TYPES_MAX = 1000
+"""The most pairs of a consumer and an event type; further types of a consumer count as `other`."""
+
+_WHO = ("consumer", "handler", "event_type", "source")
 _DAY = 86400.0
 _LAGS = (1, 2, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, _DAY, 2 * _DAY, 4 * _DAY, 7 * _DAY)
 _SHORT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -61,6 +64,9 @@ METRICS: dict[str, Metric] = {
     ),
     "probes_total": Metric(
         Counter, (*_WHO, "answer"), "Times that a probe was asked about an earlier attempt, by its answer."
+    ),
+    "dead_letters_total": Metric(
+        Counter, (*_WHO, "reason"), "Messages that were given up and written to the dead letters, by reason."
     ),
     "dead_letters_stuck_total": Metric(
         Counter, ("consumer",), "Dead letters that could not be written; their messages stay at the broker."
@@ -103,7 +109,8 @@ class PrometheusHook:
     """A hook that exports metrics. One for each registry, shared by all clients of the process.
 
     `prefix`: in front of every name; empty gives the bare names. The key is never a label; of `consumer`,
-    `handler`, `source` and `error` the first 200 values have series of their own, and the rest is `other`.
+    `handler`, `event_type`, `source` and `error` the first 200 values have series of their own, and the rest is
+    `other`.
     """
 
     def __init__(
@@ -128,6 +135,8 @@ class PrometheusHook:
         self._held: dict[tuple[str, bytes], float] = {}
         """When each claim in flight was granted, by consumer and owner."""
         self._windows: dict[str, float] = {}
+        self._types: set[tuple[str, str]] = set()
+        """Pairs of a consumer and an event type that have series of their own."""
         self._series: dict[tuple[str, ...], Any] = {}
         self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
             events.Received: self._on_received,
@@ -142,6 +151,7 @@ class PrometheusHook:
             events.Probed: lambda event: self._who("probes_total", event, event.answer).inc(),
             events.Dropped: self._let_go,
             events.LateArrivalEvent: self._count("events_late_total"),
+            events.DeadLettered: lambda event: self._who("dead_letters_total", event, event.reason).inc(),
             events.DeadLetterStuck: lambda event: self._at("dead_letters_stuck_total", event.consumer).inc(),
             events.Expired: lambda event: self._at("claims_expired_total", event.consumer).inc(),
             events.ClaimedEvent: self._on_claimed,
@@ -218,7 +228,7 @@ class PrometheusHook:
 
     def _count(self, name: str) -> Callable[[events.DeliveryEvent], None]:
         def count(event: events.DeliveryEvent) -> None:
-            self._at(name, event.consumer, event.handler, event.source).inc()
+            self._who(name, event).inc()
 
         return count
 
@@ -227,7 +237,18 @@ class PrometheusHook:
             self._who("events_received_total", event).inc()
 
     def _who(self, name: str, event: events.DeliveryEvent, *more: str) -> Any:
-        return self._at(name, event.consumer, event.handler, event.source, *more)
+        kind = event.event_type
+        if kind and (event.consumer, kind) not in self._types:
+            kind = self._bound_type(event.consumer, kind)
+        return self._at(name, event.consumer, event.handler, kind, event.source, *more)
+
+    def _bound_type(self, consumer: str, kind: str) -> str:
+        """Return the event type for a label: a producer could send any number of them."""
+        with self._lock:
+            if len(self._types) >= TYPES_MAX:
+                return OTHER
+            self._types.add((consumer, kind))
+            return kind
 
     def _on_claimed(self, event: events.ClaimedEvent) -> None:
         consumer = self._cap("consumer", event.consumer)

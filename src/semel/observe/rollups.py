@@ -5,8 +5,10 @@ written at once, fenced, and written once even if it is sent twice. Readers need
 of an hour are `<hour>:0`, `<hour>:1` and so on, and each process takes one of the lowest free numbers.
 """
 
+import secrets
 from collections.abc import Generator, Iterable, Sequence
 from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,6 +18,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.errors import SemelError, StoreUnavailable, UsageError
 from semel.observe.counters import CounterHook, MinuteCounts
 from semel.observe.events import HookEvent
+from semel.observe.workers import BEAT_S, Heartbeat
 from semel.runtime.generators import drive
 from semel.runtime.jitter import jitter
 from semel.runtime.process import logging, new_owner, restart_after_fork
@@ -60,7 +63,7 @@ class Writer:
         self._fence = 0
         self._steps = 0
         self._written = 0
-        self.mark: str = new_owner().hex()[:8]
+        self.mark: str = secrets.token_hex(4)
         """The id of this process in its parts."""
         self._admitted = False
 
@@ -192,21 +195,24 @@ def _place(hour: int, number: int) -> tuple[str, str, str]:
 
 
 class RollupHook:
-    """A hook that writes counts into a store every `interval_s`, from a thread of its own.
+    """A hook that writes counts into a store every `interval_s`, from a thread of its own, and a heartbeat every 10 s.
 
     For workers that use the store directly: `semel.open(url, ..., hooks=[RollupHook(url)])`; the dashboard of any
-    `semel serve` on that store then shows their traffic. `close()` writes the rest. While the store cannot be reached,
-    the counts of the last day are kept in memory; older ones are lost.
+    `semel serve` on that store then shows their traffic. `close()` writes the rest, and closes a store that was given
+    as a URL or is `owned`. While the store cannot be reached, the counts of the last day are kept in memory; older ones
+    are lost.
     """
 
-    def __init__(self, store: str | Store | AsyncStore, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, store: str | Store | AsyncStore, *, interval_s: float = INTERVAL_S, owned: bool = False
+    ) -> None:
         found = store_for(store) if isinstance(store, str) else store
         if not isinstance(found, Store):
             raise UsageError(f"{found.name} serves event loops only; give its URL, or a store that blocks")
         if not 1 <= interval_s <= 600:  # noqa: PLR2004 - a step each: more often, and an hour has too many
             raise UsageError(f"interval_s is {interval_s:g}; it must be between 1 and 600")
         self._store = found
-        self._owned = isinstance(store, str)
+        self._owned = owned or isinstance(store, str)
         self._interval_s = interval_s
         self.tally: CounterHook = CounterHook()
         self.after_fork()
@@ -215,6 +221,8 @@ class RollupHook:
     def after_fork(self) -> None:
         """Start from zero in a child process, with a record of its own."""
         self._writer = Writer(self.tally)
+        self._heartbeat = Heartbeat(self.tally)
+        self._beat_due = 0.0
         self._over = Event()
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -241,21 +249,38 @@ class RollupHook:
 
     def _run(self) -> None:
         try:
-            while not self._over.wait(
-                self._interval_s - self.tally.now_s % self._interval_s
-            ):  # processes write at the same time of the minute
-                self._ask(self._writer.flush())
-            self._ask(self._writer.close())
+            while True:
+                self._beat()
+                now_s = self.tally.now_s
+                left_s = self._interval_s - now_s % self._interval_s  # processes write at the same time
+                if self._over.wait(min(left_s, BEAT_S)):
+                    break
+                if left_s <= BEAT_S:
+                    self._ask(self._writer.flush())
+            if self._ask(self._writer.close()):  # a store that is away is not waited for twice
+                self._beat(stopped=True)
         finally:
             if self._owned:
                 self._store.close()
 
-    def _ask(self, asking: Asking) -> None:
+    def _beat(self, *, stopped: bool = False) -> None:
+        """Write a heartbeat, not more often than each 10 s. A service takes none: it counts its callers itself."""
+        now = monotonic()
+        if self._store.name.startswith("http") or (now < self._beat_due and not stopped):
+            return
+        self._beat_due = now + BEAT_S
+        self._ask(self._heartbeat.beat(stopped=stopped), told=False)
+
+    def _ask(self, asking: Asking, *, told: bool = True) -> bool:
+        """Have the store answer; returns whether it could be reached. `told`: say so if it could not."""
         try:
             self._store.open()
             drive(asking, self._send)
         except SemelError as error:
-            logging.getLogger("semel").warning("rollups could not be written: %s", error)
+            level = logging.WARNING if told else logging.DEBUG
+            logging.getLogger("semel").log(level, "rollups could not be written: %s", error)
+            return False
+        return True
 
     def _send(self, items: Sequence[Item]) -> Sequence[Answer]:
         try:

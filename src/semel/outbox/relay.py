@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from semel.core.backoff import backoff_s
 from semel.core.commands import Command
 from semel.core.relay_flow import (
     NotPublished,
+    OutboxRow,
     PublishRows,
     RelayResult,
     Retrying,
@@ -23,7 +24,9 @@ from semel.core.relay_flow import (
     relay_step,
 )
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
+from semel.observe.events import Hook
 from semel.observe.limited_log import OutageLog
+from semel.outbox.row_reports import RowReports
 from semel.outbox.sinks import Sink, sink_for
 from semel.outbox.tables import OutboxCounts, Rows, rows_for
 from semel.runtime.generators import adrive
@@ -63,10 +66,11 @@ class Relay:
     `source`: a store URL (`postgresql:`, `sqlite:`), `sink`: a sink URL. `retrying`: how often to try a row, and
     whether a dead one blocks its aggregate. `keep`: how long published rows stay; never shorter than the
     writer's window and the longest stored window. Memory: `rows_max` rows of at most
-    `bytes_max` of payload. `on_step` is called for each batch, `on_counts` every minute with the remaining work.
+    `bytes_max` of payload. `on_step` is called for each batch, `on_counts` every minute with the remaining work, and
+    `hooks` with the events of each row.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a default
         self,
         source: str | Rows,
         sink: str | Sink,
@@ -78,6 +82,7 @@ class Relay:
         poll_s: float = POLL_S,
         on_step: Callable[[RelayResult], None] | None = None,
         on_counts: Callable[[OutboxCounts], None] | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         if not 1 <= rows_max <= ROWS_MAX:
             raise PolicyInvalid(f"rows_max is {rows_max}; it must be between 1 and {ROWS_MAX:,}")
@@ -91,6 +96,9 @@ class Relay:
         self._poll_s = poll_s
         self._on_step = on_step
         self._on_counts = on_counts
+        listeners = tuple(hooks)
+        self._reports = RowReports(listeners, self.sink.name) if listeners else None
+        self._taken: Sequence[OutboxRow] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._stop_asked = False
@@ -180,7 +188,10 @@ class Relay:
                     if failure.pauses is not None and len(self._pauses) < PAUSES_MAX:
                         until = now + failure.delay_us / 1e6
                         self._pauses[failure.pauses] = max(until, self._pauses.get(failure.pauses, 0.0))
-                return await self.rows.settle(command.published, command.failures, self._keep_us)
+                await self.rows.settle(command.published, command.failures, self._keep_us)
+                if self._reports is not None:
+                    self._reports.report(self._taken, command.published, command.failures)
+                return None
             case _:
                 raise TypeError(f"a relay does not know {command!r}")
 
@@ -188,7 +199,8 @@ class Relay:
         now = time.monotonic()
         self._pauses = {where: until for where, until in self._pauses.items() if until > now}
         paused = {where: round((until - now) * 1e6) for where, until in self._pauses.items()}
-        return Taken(await self.rows.take(self._rows_max, self._bytes_max), paused)
+        self._taken = await self.rows.take(self._rows_max, self._bytes_max)
+        return Taken(self._taken, paused)
 
     async def _publish(self, command: PublishRows) -> list[Sent]:
         rows = command.rows

@@ -27,6 +27,7 @@ __all__ = [
     "awaitable",
     "blocking",
     "code_of",
+    "handler_name",
     "label_of",
     "operation_name",
     "parameter_type",
@@ -133,6 +134,36 @@ def label_of(fn: Any) -> str:
     return getattr(_innermost(fn), "__qualname__", None) or repr(fn)
 
 
+_names: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+"""The names of handlers, by function: a script's module takes long to find."""
+_PLAIN = ("builtins", "semel")
+"""Packages that a handler's name does not begin with."""
+
+
+def handler_name(fn: Any) -> str:
+    """Return the name of a handler for hooks: its module and qualified name, such as `app.charge`.
+
+    It looks into partials and, by `__wrapped__`, into decorated functions and semel's own wrappers.
+    """
+    while (inner := getattr(fn, "__wrapped__", None) or getattr(fn, "func", None)) is not None:
+        fn = inner
+    fn = getattr(fn, "__func__", fn)  # of a method, which is a new object each time
+    try:
+        found = _names.get(fn)
+    except TypeError:  # it can be neither hashed nor referred to
+        return _name(fn)
+    if found is None:
+        found = _names[fn] = _name(fn)
+    return found
+
+
+def _name(fn: Any) -> str:
+    named = fn if getattr(fn, "__qualname__", "") else type(fn)
+    name = str(named.__qualname__).replace("<locals>.", "")
+    module = _module_of(named)
+    return name if not module or module.partition(".")[0] in _PLAIN else f"{module}.{name}"
+
+
 # --- what is a guarded function called? ---------------------------------------------------------
 
 
@@ -163,7 +194,7 @@ def operation_name(fn: Any, name: str | None) -> str:
 
 def _module_of(fn: Any) -> str:
     """Return the module's import name, also if it runs as a script; `__main__` if no better name is known."""
-    module: str = fn.__module__ or "__main__"
+    module: str = "__main__" if fn.__module__ is None else fn.__module__
     if module not in _SCRIPTS:
         return module
     found: dict[str, Any] = getattr(inspect.unwrap(fn), "__globals__", {})

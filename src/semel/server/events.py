@@ -238,7 +238,7 @@ class Events:
                     sweep_s=inf,
                     drain_s=settings.drain_s,
                 )
-                made = Intake(self._client(tenant), self._handler, pace=pace)
+                made = Intake(self._client(tenant), self._handler, pace=pace, source="events")
                 self._intakes[tenant] = await made.__aenter__()  # `close` waits for it
             return self._intakes[tenant]
 

@@ -13,7 +13,7 @@ from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked, Sett
 from semel.observe.events import ClaimedEvent, HookEvent, Hooks
 from semel.observe.instrument import report_claimed, report_marked, report_settled
 from semel.observe.prometheus import PrometheusHook
-from semel.types import Busy
+from semel.types import Busy, Unavailable
 
 __all__ = ["Metrics", "Telling"]
 
@@ -51,6 +51,10 @@ class Metrics:
 
 WAITING_MAX = 10_000
 """The most waiting callers that are tracked."""
+CLAIMS_MAX = 100_000
+"""The most claims whose event types are remembered until they are settled."""
+SOURCE = "service"
+"""The source of deliveries of callers."""
 
 
 class Telling:
@@ -60,6 +64,8 @@ class Telling:
         self._hooks = hooks
         self._waiting: dict[bytes, None] = {}
         """Owners that got `Busy`: one that waits claims repeatedly, and counts as one delivery."""
+        self._types: dict[bytes, str] = {}
+        """The event types of granted claims by their owners: a settle does not name it."""
 
     def __call__(self, item: Item, answer: Answer) -> None:
         """Report an item and its answer."""
@@ -68,20 +74,28 @@ class Telling:
             assert isinstance(item, Claim)
             self._claim(item, answer)
         elif kind is Settle:
-            report_settled(self._hooks, (item,), (answer,))
+            assert isinstance(item, Settle)
+            event_type = "" if isinstance(answer, Unavailable) else self._types.pop(item.owner, "")
+            report_settled(self._hooks, (item,), (answer,), (event_type,), source=SOURCE)
         elif kind is Mark and isinstance(answer, Marked):
             assert isinstance(item, Mark)
-            report_marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts)
+            report_marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts, source=SOURCE)
 
     def _claim(self, claim: Claim, answer: Answer) -> None:
+        if claim.event_type and isinstance(answer, Granted):
+            self._types[claim.owner] = claim.event_type
+            if len(self._types) > CLAIMS_MAX:
+                del self._types[next(iter(self._types))]
         if claim.owner not in self._waiting:
             if isinstance(answer, Busy):
                 self._waiting[claim.owner] = None
                 if len(self._waiting) > WAITING_MAX:
                     del self._waiting[next(iter(self._waiting))]
-            report_claimed(self._hooks, (claim,), (answer,))
+            report_claimed(self._hooks, (claim,), (answer,), SOURCE)
         elif not isinstance(answer, Busy):
             del self._waiting[claim.owner]
             if isinstance(answer, Granted):  # it waited before and was reported as received
-                who = (*claim.id, claim.owner)
-                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen_us))
+                who = (*claim.id, claim.owner, "", SOURCE)
+                self._hooks(
+                    ClaimedEvent(*who, answer.attempt, answer.first_seen_us, event_type=claim.event_type)
+                )

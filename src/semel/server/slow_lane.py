@@ -10,7 +10,7 @@ from semel.core.commands import Answer, Count, Item, Page, Scan
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError, StoreUnavailable
 from semel.observe.events import Hooks
-from semel.observe.instrument import instrument_store
+from semel.observe.timed_stores import instrument_store
 from semel.server.problems import HttpProblem
 from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for

@@ -15,8 +15,9 @@ from semel.client import deliver
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.core.backoff import backoff_s
+from semel.errors import StoreError
 from semel.runtime.process import asyncio
-from semel.types import Delivery, Lost, Renewed, SettleAnswer, Unavailable
+from semel.types import Delivery, Done, Lost, Renewed, SettleAnswer, Unavailable
 
 __all__ = ["Backlog", "Piece", "TransactionClaims", "hold_back", "parts_of"]
 
@@ -44,6 +45,8 @@ class Piece(msgspec.Struct, eq=False):
     """Its attempt is used up."""
     error: BaseException | None = None
     """The error of its attempt, if it is tried again."""
+    again: bool = False
+    """Whether it was reported to hooks as received."""
 
     @property
     def place(self) -> RecordPosition:
@@ -210,6 +213,17 @@ class TransactionClaims:
     def __init__(self, once: AsyncSemel) -> None:
         self._once = once
 
+    async def claim(self, pieces: Sequence[Piece], handler: Any) -> Sequence[Any]:
+        """Claim the keys of these records in one round trip. Returns the outcome for each."""
+        try:
+            deliveries = [piece.delivery for piece in pieces if piece.delivery is not None]
+            answers = await deliver.claim_many(self._once, deliveries, handler)
+        except StoreError as error:
+            return [Unavailable(error)] * len(pieces)
+        for piece in pieces:
+            piece.again = True
+        return answers
+
     def hold(self, piece: Piece, claim: Claimed) -> None:
         """Renew the claim until it is settled."""
         piece.claim = claim
@@ -229,7 +243,7 @@ class TransactionClaims:
             if isinstance(answer, Renewed):
                 continue
             piece.again_s = outage_s(answer.error) if isinstance(answer, Unavailable) else 0.0
-            self.drop([piece])
+            self.lose([piece])
 
     async def settle(self, committed: Sequence[Piece], hurried: Callable[[], bool]) -> int:
         """Complete committed records, or fail dead-lettered ones. Returns how many could not be recorded."""
@@ -240,6 +254,8 @@ class TransactionClaims:
                 failed.append((piece.claim, piece.failure))
             elif piece.claim is not None:
                 done.append(piece.claim)
+        for claim, error in failed:
+            deliver.observer_of(claim).expect(error=error)
         errors = {id(claim): error for claim, error in failed}
 
         async def fail(claims: Sequence[Claimed]) -> list[SettleAnswer]:
@@ -263,6 +279,7 @@ class TransactionClaims:
             ended = [claim for claim in claims if claim.deadline_s <= 0 or hurried()]
             for claim in ended:
                 deliver.drop(claim)
+                deliver.observer_of(claim).note_outcome(Done(None, recorded=False))
             unrecorded += len(ended)
             claims = [claim for claim in claims if claim not in ended]
             if claims:
@@ -283,6 +300,22 @@ class TransactionClaims:
             await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts, errors=errors)
             for claim in claims:
                 deliver.drop(claim)  # without an answer the lease ends on its own
+
+    def report_copies(self, gone: Sequence[Piece], handler: Any) -> None:
+        """Report committed records that share the result of an earlier record of their transaction."""
+        reporter = deliver.reporter_of(self._once)
+        for piece in gone if reporter.listens else ():
+            if piece.leader is not None and piece.delivery is not None:
+                items = deliver.items_of(self._once)
+                record_id, delivery = items.id(piece.delivery.key), items.typed(piece.delivery)
+                reporter.report_copy(record_id, handler, delivery, Done(None, replayed=True), parks=False)
+
+    def lose(self, pieces: Sequence[Piece]) -> None:
+        """Drop claims that another attempt has taken over, and report them."""
+        for piece in pieces:
+            if piece.claim is not None:
+                deliver.observer_of(piece.claim).note_outcome(Lost())
+        self.drop(pieces)
 
     def drop(self, pieces: Sequence[Piece]) -> None:
         """Stop renewing claims that are lost, or whose transaction has an unknown end: their leases end."""

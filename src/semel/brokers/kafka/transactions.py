@@ -47,7 +47,7 @@ from semel.client.client_async import AsyncSemel
 from semel.core.backoff import backoff_s
 from semel.core.commands import Invoke, Raised
 from semel.core.settlement import attempts_exhausted, is_last
-from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
+from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, UsageError
 from semel.runtime.process import asyncio
 from semel.runtime.tasks import end_tasks
 from semel.types import Busy, Done, Failed, Late, Mismatch, Mode, Unavailable, Unknown
@@ -226,10 +226,7 @@ class KafkaTransaction:
                 if leader is not piece:
                     self._follow(piece, leader)
         asked = list(firsts.values())
-        try:
-            answers: Sequence[Any] = await self._once.claim_many([piece.delivery for piece in asked])  # type: ignore[misc]
-        except StoreError as error:
-            answers = [Unavailable(error)] * len(asked)
+        answers = await self._holdings.claim(asked, self.route.handler)
         for piece, answer in zip(asked, answers, strict=True):
             self._note_answer(piece, answer)
         tried = [piece for piece in pieces if piece.runs and piece.claim and piece.claim.attempt > 1]
@@ -250,6 +247,7 @@ class KafkaTransaction:
             else:
                 self._dead_letter(piece, "no-key", error)
             return False
+        delivery = replace(delivery, again=piece.again)
         [piece.delivery] = deliver.items_of(self._once).with_fingerprints([delivery])
         return True
 
@@ -289,6 +287,8 @@ class KafkaTransaction:
         marks = self.source.marks
         found = marks is not None and marks.has(piece.where, claim.key, claim.claim.window_us)
         self.counts.marked += found
+        if found:
+            deliver.observer_of(claim).expect(known=True)
         return found
 
     def _outage_s(self, error: BaseException) -> float:
@@ -345,11 +345,14 @@ class KafkaTransaction:
             piece.again_s = 0.0
             return
         call = Invoke(partial(self._call, piece.arrival), claim.claim, claim.granted)
+        observer = deliver.observer_of(claim)
+        began = observer.note_began(claim.attempt)
         ran = await deliver.invoke(self._once, call)
+        observer.note_ended(began, ran.error if isinstance(ran, Raised) else None)
         if isinstance(ran, Raised):
             if ran.lost:
                 piece.again_s = 0.0
-                self._holdings.drop([piece])
+                self._holdings.lose([piece])
             else:
                 self._handle_error(piece, ran.error)
             return
@@ -391,6 +394,7 @@ class KafkaTransaction:
             self._dead_letter(piece, "failed", error)
             return
         piece.again_s, piece.counts, piece.error = verdict.delay_s, verdict.count_attempt, error
+        deliver.observer_of(claim).expect(error=error)
         if isinstance(error, Exception):
             self.counts.errors += 1
             policy = self._once.policy
@@ -483,7 +487,8 @@ class KafkaTransaction:
         self.counts.duplicates += sum(piece.claim is None and not piece.dead_lettered for piece in gone)
         for piece in gone:
             if piece.letter is not None:
-                self._dead_letters.note_written(piece.arrival, piece.letter)
+                self._dead_letters.note_written(piece.arrival, piece.letter, self.route)
+        self._holdings.report_copies(gone, self.route.handler)
         marks = self.source.marks
         if marks is not None:
             for piece in gone:

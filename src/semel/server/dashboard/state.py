@@ -3,6 +3,7 @@
 import asyncio
 import platform
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from semel.errors import StoreError
 from semel.observe.counters import CounterHook
 from semel.observe.rollups import Asking, Writer
+from semel.observe.workers import BEAT_S, Heartbeat
 from semel.runtime.generators import adrive
 from semel.runtime.process import logging
 from semel.runtime.tasks import end_tasks
@@ -43,6 +45,7 @@ class Dashboard:
         self.looks: StoreReader = StoreReader(service)
         self._tally = tally
         self._writer = Writer(tally)
+        self._heartbeat = Heartbeat(tally)
         self._book = RollupReader(self.looks, tally, self._writer)
         self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
         self.listeners: Counter[str] = Counter()
@@ -59,12 +62,23 @@ class Dashboard:
         if flusher is not None:
             await end_tasks(flusher)
             await self._write(self._writer.close())
+            if self._heartbeat.was_written:
+                await self._beat(stopped=True)
         await self.looks.close()
 
     async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_S - self._tally.now_s % FLUSH_S + 0.1)  # just after the full minute
-            await self._write(self._writer.flush())
+            left_s = FLUSH_S - self._tally.now_s % FLUSH_S + 0.1  # until just after the full minute
+            await asyncio.sleep(min(left_s, BEAT_S))
+            if left_s <= BEAT_S:
+                await self._write(self._writer.flush())
+            else:
+                await self._beat()
+
+    async def _beat(self, *, stopped: bool = False) -> None:
+        """Write the heartbeat of this instance, in place of a flush, so at most one write each 10 s."""
+        with suppress(StoreError):  # the next one comes soon
+            await adrive(self._heartbeat.beat(stopped=stopped), self.service.runtime.channel.asend)
 
     async def _write(self, asking: Asking) -> None:
         async with self._book.turning:
