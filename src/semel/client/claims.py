@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -37,8 +37,6 @@ class Claimed:
     """
 
     __slots__ = ("_actions", "_kept", "claim", "granted", "settled")
-    observer: "ClassVar[DeliveryObserver | None]" = None
-    """Reports its end to hooks, for a runner; `None`: the client reports it."""
 
     def __init__(self, actions: ClaimActions, claim: Claim, granted: Granted, kept: LiveClaim) -> None:
         self._actions = actions
@@ -49,6 +47,11 @@ class Claimed:
 
     def __repr__(self) -> str:
         return f"Claimed(key={self.key!r}, fence={self.fence}, attempt={self.attempt})"
+
+    @property
+    def observer(self) -> DeliveryObserver | None:
+        """Reports its end to hooks, for a runner; `None`: the client reports it."""
+        return None
 
     def observed(self, observer: DeliveryObserver) -> "ObservedClaim":
         """Return the same claim with an observer that reports its end."""
@@ -130,7 +133,7 @@ class Claimed:
 class ObservedClaim(Claimed):
     """A claim of a runner that reports to hooks."""
 
-    __slots__ = ("observer",)
+    __slots__ = ("_observer",)
 
     def __init__(
         self,
@@ -141,4 +144,9 @@ class ObservedClaim(Claimed):
         observer: DeliveryObserver,
     ) -> None:
         super().__init__(actions, claim, granted, kept)
-        self.observer = observer  # type: ignore[misc]  # one for each claim, where there are hooks
+        self._observer = observer
+
+    @property
+    def observer(self) -> DeliveryObserver:
+        """Reports its end to hooks."""
+        return self._observer
