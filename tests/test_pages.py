@@ -171,6 +171,7 @@ def is_done(): return Redis.from_url("redis://localhost/0").xlen("orders") == 3
         3: "assert done == [1]",
     },
     "docs/howto/serve.md": {1: "import semel"},
+    "docs/howto/test-your-handlers.md": {3: "once = semel.open(MemoryStore(clock=clock), consumer='billing')"},
     "docs/howto/tiers.md": {2: "store.close()", 3: "store.close()"},
     "docs/howto/unknown-outcomes.md": {
         1: """

@@ -1,4 +1,4 @@
-"""The README's first snippet, its consoles and the tutorial work as printed: files are saved, commands run, output is compared."""
+"""The README's first snippet, its consoles and the tutorial work as printed: commands run, output is compared."""
 
 import os
 import re
