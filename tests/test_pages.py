@@ -31,6 +31,10 @@ ELSEWHERE = {"README.md", "docs/tutorial/first-steps.md", "docs/howto/write-a-st
 A_URL = "import semel; url = 'sqlite:///events.db'"
 
 GIVEN: dict[str, dict[int, str]] = {
+    "docs/howto/celery.md": {
+        2: "assert charge.apply(('o-1',)).get() == charge.apply(('o-1',)).get() == 'charged o-1'",
+        3: "assert job('o-1') == job('o-1') == 'refunded o-1'; app.close(); once.close()",
+    },
     "docs/howto/choose-a-key.md": {},
     "docs/howto/consume.md": {
         2: """
@@ -46,6 +50,13 @@ with semel.producer("kafka://localhost:9092?topic=orders", source="shop") as sen
         4: "once = semel.aopen('memory:', consumer='c')",
     },
     "docs/howto/dashboard.md": {1: A_URL},
+    "docs/howto/django-and-flask.md": {
+        2: """
+from tests.django_connections import connection_to
+connection_to("page", {"ENGINE": "django.db.backends.dummy"})
+""",
+        4: "assert app.extensions['semel'].mode == 'lease'",
+    },
     "docs/howto/http.md": {
         2: """
 from flask import Flask
