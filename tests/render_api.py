@@ -38,6 +38,7 @@ MODULES = {
     "semel.integrations.django": "Django.",
     "semel.integrations.faststream": "FastStream.",
     "semel.integrations.flask": "Flask.",
+    "semel.integrations.mcp": "MCP servers, and tools of agents.",
     "semel.testing": "For tests of programs that use semel.",
     "semel.testing.queue": "An at-least-once queue in one process.",
     "semel.testing.faults": "Stores that fail on purpose.",

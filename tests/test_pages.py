@@ -31,6 +31,14 @@ ELSEWHERE = {"README.md", "docs/tutorial/first-steps.md", "docs/howto/write-a-st
 A_URL = "import semel; url = 'sqlite:///events.db'"
 
 GIVEN: dict[str, dict[int, str]] = {
+    "docs/howto/agents.md": {
+        3: """
+import asyncio
+async def twice(): return [await answer_ticket("t-1") for _ in range(2)]
+assert await twice() == ["refunded 500 for o-1"] * 2
+await once.close()
+""",
+    },
     "docs/howto/celery.md": {
         2: "assert charge.apply(('o-1',)).get() == charge.apply(('o-1',)).get() == 'charged o-1'",
         3: "assert job('o-1') == job('o-1') == 'refunded o-1'; app.close(); once.close()",
