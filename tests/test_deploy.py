@@ -62,7 +62,8 @@ def test_the_manifests_fit_the_program() -> None:
         assert f'"{container[probe]["httpGet"]["path"]}"' in health
     (job,) = found["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     check_command(job["args"])
-    assert job["image"] == container["image"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert job["image"] == container["image"] == f"semel:{project['version']}"
     (monitor,) = documents("kubernetes/podmonitor.yaml")
     labels = pod["metadata"]["labels"]
     selectors = [found["Service"]["spec"]["selector"], monitor["spec"]["selector"]["matchLabels"]]
