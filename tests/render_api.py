@@ -36,6 +36,7 @@ MODULES = {
     "semel.integrations.aws_lambda": "AWS Lambda.",
     "semel.integrations.celery": "Celery.",
     "semel.integrations.django": "Django.",
+    "semel.integrations.dramatiq": "Dramatiq.",
     "semel.integrations.faststream": "FastStream.",
     "semel.integrations.flask": "Flask.",
     "semel.integrations.mcp": "MCP servers, and tools of agents.",

@@ -41,7 +41,7 @@ await once.close()
     },
     "docs/howto/celery.md": {
         2: "assert charge.apply(('o-1',)).get() == charge.apply(('o-1',)).get() == 'charged o-1'",
-        3: "assert job('o-1') == job('o-1') == 'refunded o-1'; app.close(); once.close()",
+        4: "assert job('o-1') == job('o-1') == 'refunded o-1'; broker.close(); app.close(); once.close()",
     },
     "docs/howto/choose-a-key.md": {},
     "docs/howto/consume.md": {
