@@ -13,7 +13,7 @@ from dramatiq.middleware import Retries
 
 import semel
 from semel.errors import UsageError
-from semel.integrations.dramatiq import Once
+from semel.integrations.dramatiq import OnceActors
 from tests.services import redis
 from tests.waiting import await_true
 
@@ -26,7 +26,7 @@ def place() -> Iterator[tuple[Any, semel.Semel]]:
     retries = Retries(min_backoff=1, max_backoff=2)
     broker: Any = RedisBroker(url=store.partition("?")[0], middleware=[retries])  # type: ignore[no-untyped-call]
     with semel.open(store, consumer="billing", lease="2s") as once:
-        broker.add_middleware(Once(once))
+        broker.add_middleware(OnceActors(once))
         yield broker, once
     broker.close()
 
@@ -84,4 +84,4 @@ def test_an_actor_runs_once_for_its_key(place: Any) -> None:
 
 def test_an_inbox_is_refused() -> None:
     with semel.open("sqlite:///never.db", consumer="c", mode="inbox") as inbox, pytest.raises(UsageError):
-        Once(inbox)
+        OnceActors(inbox)

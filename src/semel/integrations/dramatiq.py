@@ -2,7 +2,7 @@
 
 ::
 
-    broker.add_middleware(Once(once))
+    broker.add_middleware(OnceActors(once))
 
     @dramatiq.actor(once="order_id")
     def charge(order_id: str) -> None: ...
@@ -23,7 +23,7 @@ from semel.client.guard import unwrap
 from semel.errors import StoreUnavailable, UsageError
 from semel.types import Busy, Done, Lost, Outcome, Unavailable
 
-__all__ = ["Once"]
+__all__ = ["OnceActors"]
 
 _log = logging.getLogger("semel.dramatiq")
 
@@ -35,7 +35,7 @@ LOST_S = 1.0
 _message: ContextVar[Any] = ContextVar("semel_dramatiq_message", default=None)
 
 
-class Once(Middleware):
+class OnceActors(Middleware):
     """Adds the option `once` to actors: where the key is in the arguments, as for `guard`; `True`: the message's id.
 
     The record is settled before Dramatiq acknowledges. A message whose key is being handled elsewhere is enqueued
