@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, Task
+from celery import Task
 from celery.exceptions import Ignore, Reject
 from msgspec.structs import replace
 
@@ -33,7 +33,7 @@ LOST_S = 1.0
 """How long a task waits whose claim another attempt has taken over; then it gets that attempt's value."""
 
 
-def once_task(once: Semel, *, key: KeySource | None = None) -> type[Task]:
+def once_task(once: Semel, *, key: KeySource | None = None) -> type[Any]:
     """Return a base for tasks: `app.task(base=once_task(once))`. The records belong to the task's name.
 
     `key`: a path into the arguments or a callable, as for `guard`; by default the task's id, which is the same for
@@ -69,14 +69,14 @@ def once_task(once: Semel, *, key: KeySource | None = None) -> type[Task]:
 
 
 def task(
-    app: Celery, once: Semel, *, key: KeySource | None = None, **options: Any
+    app: Any, once: Semel, *, key: KeySource | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
     """Turn a function into a task of the app that runs once for each key; `options` are those of `app.task`."""
     decorate: Callable[[Callable[..., Any]], Any] = app.task(base=once_task(once, key=key), **options)
     return decorate
 
 
-def settle(running: Task, outcome: Outcome[Any]) -> Any:
+def settle(running: Any, outcome: Outcome[Any]) -> Any:
     """Return the task's value, or raise what makes Celery fail it or send it again."""
     match outcome:
         case Done(value, replayed=False, recorded=False):
@@ -95,7 +95,7 @@ def settle(running: Task, outcome: Outcome[Any]) -> Any:
             return unwrap(outcome, str(running.request.id))
 
 
-def send_again(running: Task, delay_s: float) -> Exception:
+def send_again(running: Any, delay_s: float) -> Exception:
     """Send the task again for later; returns what makes Celery acknowledge this message. `retries` stays as it is.
 
     If it cannot be sent, the exception gives the message back to the broker.

@@ -1,15 +1,20 @@
 """The app's configuration: its name, and its checks."""
 
-from django.apps import AppConfig  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    AppConfig = object  # Django has no types
+else:
+    from django.apps import AppConfig
 
 
-class SemelConfig(AppConfig):  # type: ignore[misc]
+class SemelConfig(AppConfig):
     """`semel.integrations.django` in `INSTALLED_APPS`."""
 
-    name = "semel.integrations.django"
-    label = "semel"
-    verbose_name = "semel"
-    default = True
+    name: str = "semel.integrations.django"
+    label: str = "semel"
+    verbose_name: str = "semel"
+    default: bool = True
 
     def ready(self) -> None:
         """Register the checks of `manage.py check`."""

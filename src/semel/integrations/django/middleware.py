@@ -47,7 +47,7 @@ class IdempotencyMiddleware(Front[Semel]):
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         super().__init__(client(), Rules(required=settings_of()["REQUIRED"]))
-        self.get_response = get_response
+        self.get_response: Callable[[Any], Any] = get_response
 
     def caller(self, request: Any) -> str | None:
         """Return the name of the caller; `None`: the request is refused with 401."""
@@ -92,7 +92,7 @@ class DjangoExchange:
     """One keyed request and its response."""
 
     def __init__(self, middleware: IdempotencyMiddleware, request: Any) -> None:
-        self.request = request
+        self.request: Any = request
         path, query = request.path.encode(), request.META.get("QUERY_STRING", "").encode()
         self.payload: bytes = payload_of(path, query, request.body)
         self.response: Any = None
