@@ -93,10 +93,10 @@ def test_a_retry_of_the_task_runs_again_under_the_same_id(place: Any, workers: W
     assert lines(folder).count("try f") == 3
 
 
-def test_a_redelivery_while_it_runs_waits_for_it(place: Any, workers: Workers) -> None:
+def test_a_second_send_while_the_first_runs_waits_for_it(place: Any, workers: Workers) -> None:
     shop, folder, _ = place
     sent = shop.slow.delay("slow-1")
-    again = shop.slow.delay("slow-1")  # as the broker does after its visibility timeout, and at once
+    again = shop.slow.delay("slow-1")  # a second send, with an id of its own
     assert await_true(lambda: "slow-1" in lines(folder))
     assert await_true(
         lambda: (folder / "log").read_text().count("shop.slow") >= 3
