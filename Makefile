@@ -100,6 +100,10 @@ render: $(STAMP) ## Write the pages that are made from the program: guarantees, 
 	$(BIN)/python -m tests.cli.render_reference
 	$(BIN)/python -m tests.render_api
 
+.PHONY: docs
+docs: $(STAMP) ## Build the site of the documents in build/site; fails on any warning, such as a dead link
+	@$(BIN)/python tools/site.py
+
 .PHONY: screenshots
 screenshots: $(STAMP) ## Take the pictures of the dashboard in docs/images
 	$(BIN)/python -m tests.server.screenshots

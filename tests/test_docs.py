@@ -18,7 +18,9 @@ from semel.observe import events
 from semel.types import Outcome
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/*.md")]
+)
 EXTRA = re.compile(r"""extra `([a-z0-9-]+)`|pip install "\.\[([a-z0-9-]+)\]\"""")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BASES = {"DeliveryEvent", "Hook", "HookEvent", "Hooks", "Reason"}
@@ -33,6 +35,7 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", errors.__all__)
 def test_every_error_is_explained(name: str) -> None:
     assert f"`{name}`" in page("errors.md")
+    assert f"\n### {name}\n" in (ROOT / "docs" / "howto" / "troubleshoot.md").read_text()
 
 
 @pytest.mark.parametrize("name", [each for each in events.__all__ if each[0].isupper() and each not in BASES])

@@ -31,6 +31,18 @@ ELSEWHERE = {"README.md", "docs/tutorial/first-steps.md", "docs/howto/write-a-st
 A_URL = "import semel; url = 'sqlite:///events.db'"
 
 GIVEN: dict[str, dict[int, str]] = {
+    "docs/howto/agents.md": {
+        3: """
+import asyncio
+async def twice(): return [await answer_ticket("t-1") for _ in range(2)]
+assert await twice() == ["refunded 500 for o-1"] * 2
+await once.close()
+""",
+    },
+    "docs/howto/celery.md": {
+        2: "assert charge.apply(('o-1',)).get() == charge.apply(('o-1',)).get() == 'charged o-1'",
+        4: "assert job('o-1') == job('o-1') == 'refunded o-1'; broker.close(); app.close(); once.close()",
+    },
     "docs/howto/choose-a-key.md": {},
     "docs/howto/consume.md": {
         2: """
@@ -46,6 +58,13 @@ with semel.producer("kafka://localhost:9092?topic=orders", source="shop") as sen
         4: "once = semel.aopen('memory:', consumer='c')",
     },
     "docs/howto/dashboard.md": {1: A_URL},
+    "docs/howto/django-and-flask.md": {
+        2: """
+from tests.django_connections import connection_to
+connection_to("page", {"ENGINE": "django.db.backends.dummy"})
+""",
+        4: "assert app.extensions['semel'].mode == 'lease'",
+    },
     "docs/howto/http.md": {
         2: """
 from flask import Flask
@@ -171,6 +190,7 @@ def is_done(): return Redis.from_url("redis://localhost/0").xlen("orders") == 3
         3: "assert done == [1]",
     },
     "docs/howto/serve.md": {1: "import semel"},
+    "docs/howto/test-your-handlers.md": {3: "once = semel.open(MemoryStore(clock=clock), consumer='billing')"},
     "docs/howto/tiers.md": {2: "store.close()", 3: "store.close()"},
     "docs/howto/unknown-outcomes.md": {
         1: """

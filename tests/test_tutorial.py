@@ -1,4 +1,4 @@
-"""The README's first snippet and the tutorial work as printed: files are saved, commands run, output is compared."""
+"""The README's first snippet, its consoles and the tutorial work as printed: commands run, output is compared."""
 
 import os
 import re
@@ -56,3 +56,14 @@ def test_the_first_snippet_of_the_readme_runs_when_pasted(tmp_path: Path) -> Non
         [sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("charging order-1\n" + "receipt for order-1\n" * 2, "")
+
+
+def test_the_consoles_of_the_readme_print_what_they_say(tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    consoles = _CONSOLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(consoles) == 1
+    for command, printed in commands(consoles[0]):
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.stdout + done.stderr == printed, command

@@ -148,3 +148,12 @@ def test_foreign_message_object_will_do() -> None:
 def test_every_origin_is_reached() -> None:
     reached = {found.origin for _, found in STAGES} | {"explicit", "content"}
     assert reached == set(get_args(Origin))
+
+
+def test_the_id_of_debeziums_outbox_event_router_is_a_key_on_kafka_alone() -> None:
+    sent = Envelope(headers={"id": "0c7d", "eventType": "paid"}, body=b"{}", transport="kafka")
+    assert Identity().find(sent) == FoundKey("0c7d", "header", "header id")
+    both = Envelope(headers={"id": "0c7d", "message_id": "m"}, body=b"{}", transport="kafka")
+    assert Identity()(both) == "m"
+    with pytest.raises(KeyMissing):
+        Identity()(Envelope(headers={"id": "0c7d"}, body=b"{}", transport="nats"))

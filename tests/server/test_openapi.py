@@ -105,3 +105,14 @@ class Dumped:
     def dumps(self, value: Any, **options: Any) -> str:
         self.whole += isinstance(value, dict) and "openapi" in value
         return json.dumps(value, **options)
+
+
+def test_generators_can_read_it() -> None:
+    document = create_app(ServeSettings(auth="none"), store=MemoryStore()).openapi()
+    ids = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
+    assert sorted(ids) == sorted(base.OPERATION_IDS.values())
+    text = json.dumps(document)
+    assert '"items": false' not in text
+    assert '"items": true' not in text
+    named = document["components"]["schemas"]["Claim"]["properties"]["id"]
+    assert (named["minItems"], named["maxItems"], named["items"]) == (3, 3, {"type": "string"})

@@ -89,8 +89,9 @@ PROGRAMS = {
                 instead="SEMEL_TEST_KAFKA_SERVERS"),
         Program("elasticmq", "SQS consumers and outboxes", pom="elasticmq", instead="SEMEL_TEST_SQS_URL"),
         Program("kcat", "a Kafka client of others", "kcat", version=("-V",)),
-        Program("chromium", "the dashboard in a browser", "chromium"),
+        Program("chromium", "the dashboard and the site in a browser", "chromium"),
         Program("promtool", "checks the alert rules", "prometheus"),
+        Program("systemd-analyze", "checks the systemd units", "systemd"),
         Program("openssl", "makes certificates for tests", "openssl", version=("version",)),
         Program("curl", "runs the examples of the HTTP pages", "curl"),
     )

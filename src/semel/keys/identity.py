@@ -198,9 +198,9 @@ class FoundKey(msgspec.Struct, frozen=True):
 class Identity(KeyExtractor):
     """Finds the keys of one source's messages; build it once, call it for every message.
 
-    The first hit wins: `key` where it is given; CloudEvents source and id; `Idempotency-Key`; the broker's own field;
-    the header `message_id` or `event_id`; the path `body`; a hash of the content only where `content` is given. With
-    `key` nothing else is tried: a second place would give the same event two keys.
+    The first hit wins: `key` where it is given; CloudEvents source and id; `Idempotency-Key`; the broker's own
+    field; the header `message_id` or `event_id`, on Kafka also `id`; the path `body`; a hash of the content only
+    where `content` is given. With `key` nothing else is tried: a second place would give the same event two keys.
     """
 
     __slots__ = ("_body", "_content", "_key")
@@ -282,6 +282,8 @@ def _from_producer(headers: HeaderIndex, message: Any) -> FoundKey | None:
         sent = headers.get(name)
         if sent is not None:
             return FoundKey(check(sent), "header", f"header {name}")
+    if getattr(message, "transport", "") == "kafka" and (sent := headers.get("id")) is not None:
+        return FoundKey(check(sent), "header", "header id")  # as Debezium's outbox event router sends it
     return None
 
 

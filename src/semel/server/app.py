@@ -28,7 +28,7 @@ from semel.server.events import Events
 from semel.server.middleware import AuthMiddleware
 from semel.server.problems import HttpProblem, problem_of, server_fault
 from semel.server.routes import claims, events, health, items, records
-from semel.server.routes.base import Document
+from semel.server.routes.base import Document, operation_id
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
 
@@ -142,6 +142,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         separate_input_output_schemas=False,
+        generate_unique_id_function=operation_id,
     )
     app.state.service, app.state.events = service, taker
     for each in ROUTES:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from semel.server.auth import Caller
@@ -26,6 +27,7 @@ __all__ = [
     "body_of",
     "content_type",
     "many",
+    "operation_id",
     "read",
     "shape",
     "wrong_type",
@@ -118,6 +120,27 @@ PROBLEMS: dict[int, str] = {
     429: "Too many requests, or too many claims at a time.",
     503: "The store gave no answer: send the same again.",
 }
+OPERATION_IDS = {
+    "claims": "claimKeys",
+    "complete": "completeClaims",
+    "events": "sendEvents",
+    "fail": "failClaims",
+    "forget": "forgetRecord",
+    "items": "sendItems",
+    "livez": "isAlive",
+    "metrics": "readMetrics",
+    "purge": "purgeRecords",
+    "readyz": "isReady",
+    "release": "releaseClaims",
+    "renew": "renewClaims",
+    "scan": "listRecords",
+    "set_window": "setWindow",
+    "show": "showRecord",
+    "stats": "countRecords",
+    "store": "describeStore",
+    "windows": "listWindows",
+}
+"""By the name of the route's function: generators name the methods of a client after it."""
 EVERYWHERE = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 ABOUT = """\
 Events arrive many times; semel makes their effect happen once. Any store, for every language.
@@ -184,7 +207,30 @@ class Document:
         } | components
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}, {}]
+        bound_tuples(parts["schemas"])
         return document
+
+
+def operation_id(route: APIRoute) -> str:
+    """Return the id of a route's operation; routes outside the document need none."""
+    return OPERATION_IDS.get(route.name, route.name)
+
+
+def bound_tuples(schema: Any) -> None:
+    """Say `maxItems` where a tuple says `items: false`, which generators of clients cannot read. The same is valid."""
+    if isinstance(schema, list):
+        for each in schema:
+            bound_tuples(each)
+    if not isinstance(schema, dict):
+        return
+    if schema.get("items") is False:
+        kinds = [
+            each for at, each in enumerate(schema["prefixItems"]) if each not in schema["prefixItems"][:at]
+        ]
+        schema["items"] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        schema["minItems"] = schema["maxItems"] = len(schema["prefixItems"])
+    for each in schema.values():
+        bound_tuples(each)
 
 
 def shape(kind: Any) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The site is built without a warning, found by its search, and readable at night."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.services import chromium
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_MS = 60_000
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.service
+def test_the_site_is_built_searched_and_dark(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "site.py"), str(tmp_path / "site")]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    with served(tmp_path / "site") as address, chromium.browser() as browser:
+        page = browser.new_page(color_scheme="dark")
+        page.set_default_timeout(PATIENCE_MS)
+        elsewhere: list[str] = []
+        page.on("request", lambda asked: elsewhere.append(asked.url) if address not in asked.url else None)
+        page.goto(f"{address}/docs/explain/faq.html")
+        page.wait_for_selector('body[data-md-color-scheme="slate"]')
+        page.fill("input[name=query]", "zombie")
+        found = page.wait_for_selector(".md-search-result__item a")
+        assert found is not None
+        assert "glossary" in (found.get_attribute("href") or "")
+        assert elsewhere == []
