@@ -26,8 +26,14 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-ELSEWHERE = {"README.md", "docs/tutorial/first-steps.md", "docs/howto/write-a-store.md"}
-"""`test_tutorial.py` and `tests/contract` run these."""
+ELSEWHERE = {
+    "README.md",
+    "docs/howto/come-from.md",
+    "docs/howto/existing-data.md",
+    "docs/howto/write-a-store.md",
+    "docs/tutorial/first-steps.md",
+}
+"""`test_tutorial.py`, `test_guides.py` and `tests/contract` run these."""
 A_URL = "import semel; url = 'sqlite:///events.db'"
 
 GIVEN: dict[str, dict[int, str]] = {
@@ -38,6 +44,9 @@ async def twice(): return [await answer_ticket("t-1") for _ in range(2)]
 assert await twice() == ["refunded 500 for o-1"] * 2
 await once.close()
 """,
+    },
+    "docs/howto/change-stores.md": {
+        2: "assert once.run('evt_1', lambda: 'again').replayed; once.close()",
     },
     "docs/howto/celery.md": {
         2: "assert charge.apply(('o-1',)).get() == charge.apply(('o-1',)).get() == 'charged o-1'",
