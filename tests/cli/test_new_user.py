@@ -157,6 +157,13 @@ def test_a_list_of_80_columns_splits_no_word_and_no_time(place: Path) -> None:
     assert {line.split()[2] for line in lines[1:]} == {"done", "failed", "released", "running"}
 
 
+def test_a_list_shows_the_last_error_where_it_fits(place: Path) -> None:
+    with terminal("list", "--consumer", "billing", cwd=place, columns=80) as shown:
+        assert shown.end() == 0
+    assert "LAST ERROR" in shown.text.splitlines()[0]
+    assert max(len(line.rstrip()) for line in shown.text.splitlines()) <= 80
+
+
 def test_a_wide_list_shows_the_time_too(place: Path) -> None:
     with terminal("list", "--consumer", "billing", cwd=place, columns=120) as shown:
         assert shown.end() == 0

@@ -58,6 +58,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "semel advise /var/log/semel --consumer billing --plot lags.svg",
         "semel advise --metrics http://localhost:9000/metrics",
     ),
+    "audit": (
+        "semel audit 'events/*.parquet' --key id --time ts",
+        "semel audit events.jsonl --key id --time ts --content customer,amount --json",
+    ),
+    "import": (
+        "semel import postgresql://localhost/app --table processed_events --key event_id --consumer billing",
+        "semel import redis://localhost/0 --pattern 'processed:*' --consumer billing --store sqlite:///billing.db",
+    ),
+    "move status": ("semel move status --old redis://localhost/0 --new postgresql://localhost/app",),
+    "move close": ("semel move close --old redis://localhost/0 --new postgresql://localhost/app",),
+    "move finish": (
+        "semel move finish --old redis://localhost/0 --new postgresql://localhost/app --window 24h",
+    ),
     "history": ("semel history /var/log/semel --key evt_1", "semel history /var/log/semel --since 7d --json"),
     "bench": ("semel bench --store sqlite:///events.db --seconds 60", "semel bench --json"),
     "window set": (

@@ -147,7 +147,11 @@ def _print_records(records: Sequence[Record], now: int) -> None:
         return
     screen = console()
     rows = [formatting.screen_row(record, now, wide=screen.width >= WIDE_COLUMNS) for record in records]
-    screen.print(table(formatting.SCREEN_HEADERS, rows))
+    drawn = table(formatting.SCREEN_HEADERS, rows)
+    unbounded = screen.options.update_width(10 * screen.width)
+    if screen.measure(drawn, options=unbounded).maximum > screen.width:  # errors are left to `show`
+        drawn = table(formatting.SCREEN_HEADERS[:-1], [row[:-1] for row in rows])
+    screen.print(drawn)
 
 
 def _pages(reach: StoreAccess, scan: Scan, limit: int, *, internal: bool) -> Iterator[Page]:

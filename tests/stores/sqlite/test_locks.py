@@ -403,9 +403,12 @@ OWN = re.compile(
 """What is called open but opens no file: stores, clients and sources of our own."""
 OPEN_FILES_OF_THEIR_OWN = {
     "cli/advise.py": "the plot, and the metrics that the user names",
+    "cli/audit/command.py": "the plot, keys and history, in the files that the user names",
+    "cli/audit/reading.py": "a copy of a table, in a folder of its own; the database itself through its driver",
     "cli/bench/command.py": "the plot",
     "cli/demo/command.py": "the log of the demonstration's workers",
     "cli/filter.py": "the counts, in the file that the user names",
+    "cli/imports/sources.py": "a file of JSON lines; databases through their drivers",
     "cli/line_io.py": "input and output of semel filter",
     "cli/listen.py": "dead-lettered events, in the file that the user names",
     "cli/output.py": "the null device",

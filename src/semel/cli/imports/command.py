@@ -20,6 +20,7 @@ from semel.cli.options import (
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, console, print_json, print_rows, say
 from semel.cli.store_access import StoreAccess, find_store
 from semel.keys.limits import check_consumer
+from semel.observe.formatting import plural
 from semel.windows import window_us
 
 __all__ = ["import_keys"]
@@ -153,7 +154,5 @@ def _report(made: Imported, kind: Kind, *, dry_run: bool, as_json: bool) -> None
         elif made.resumed:
             say("It went on where an earlier import had ended; the counts begin there.")
     if not dry_run and made.verified != made.written + made.known:
-        raise CommandExit(
-            f"{made.written + made.known - made.verified:,} keys were not found in the store after they were written;"
-            " run the import again"
-        )
+        missing = plural(made.written + made.known - made.verified, "key is", "keys are")
+        raise CommandExit(f"{missing} not in the store after the import; run it again")
