@@ -85,6 +85,9 @@ soak: $(STAMP) ## Run every test in its long form: many more schedules, examples
 matrix: ## Run every test on each Python, in bare Debian roots (root only); ONLY=trixie ARGS=tests/inbox
 	@python3 tools/matrix/matrix.py --jobs='$(JOBS)' --only='$(ONLY)' --args='$(ARGS)' $(if $(CACHE),--cache '$(CACHE)')
 
+.PHONY: install
+install: $(RUNNABLE) ## Create .venv with the command line and the server: seconds
+
 .PHONY: run
 run: $(RUNNABLE) ## Start the service on SQLite, in semel.db, and print where its dashboard is
 	@$(BIN)/semel serve --auth none

@@ -279,6 +279,16 @@ def _methods(found: list[Method]) -> Iterator[str]:
         )
 
 
+SHOWN = {
+    "semel": "semel",
+    "by hand": "by hand",
+    "idemkit": "idemkit",
+    "powertools": "Powertools",
+    "dbos": "DBOS",
+}
+"""The columns of the table; contenders without a figure are left out."""
+
+
 def _summary(report: Report) -> Iterator[str]:
     """The table of the README: single calls and batches, semel beside the others."""
     low, high = report.loads
@@ -289,10 +299,11 @@ def _summary(report: Report) -> Iterator[str]:
         " without a library, which also has no waiting, renewal, fences or take-over."
     )
     yield ""
-    yield "| | semel | by hand | idemkit | Powertools | DBOS |"
-    yield "|---" * 6 + "|"
     found = {row.place: row for row in report.rows}
-    contenders = ("semel", "by hand", "idemkit", "powertools", "dbos")
+    measured = {row.contender for row in report.rows}
+    contenders = [each for each in SHOWN if each in measured]
+    yield f"| | {' | '.join(SHOWN[each] for each in contenders)} |"
+    yield "|---" * (len(contenders) + 1) + "|"
     for store, shape in dict.fromkeys(
         (row.store, row.shape) for row in report.rows if row.shape != "HTTP requests"
     ):
