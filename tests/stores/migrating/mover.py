@@ -15,9 +15,15 @@ from typing import Any
 
 import semel
 from semel.core.commands import Answer, Claim, Item, Settle
+from semel.core.protocols import Store
+from semel.stores import store_for
 from semel.stores.sqlite import SqliteStore
 
-KEYS = [f"evt_{number}" for number in range(60)]
+SHARED = [f"evt_{number}" for number in range(60)]
+WORKERS_MAX = 6
+OWN = [[f"own_{seed}_{number}" for number in range(3)] for seed in range(WORKERS_MAX)]
+"""Events that only one worker delivers: enough of them to die of, if the others were faster with the shared ones."""
+KEYS = [*SHARED, *(key for keys in OWN for key in keys)]
 LEASE_S = 600
 """No living worker loses its claim, however busy the computer is."""
 
@@ -27,28 +33,41 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DyingStore(SqliteStore):
-    """A store whose process dies before it is sent the given kind of item for the second time."""
+def stores_of(folder: Path) -> tuple[Store, Store]:
+    """Return the old and the new store: those whose URLs are in the folder, or two files there."""
+    urls = folder / "urls"
+    if urls.exists():
+        old, new = map(store_for, urls.read_text().split())
+        assert isinstance(old, Store)
+        assert isinstance(new, Store)
+        return old, new
+    return SqliteStore(folder / "old.db", synchronous="NORMAL"), SqliteStore(
+        folder / "new.db", synchronous="NORMAL"
+    )
 
-    def __init__(self, path: Path, kind: type[Item] | None) -> None:
-        super().__init__(path, synchronous="NORMAL")
-        self._kind = kind
-        self._left = 2
 
-    def send(self, items: Sequence[Item], /) -> list[Answer]:
-        if any(type(item) is self._kind for item in items):
-            self._left -= 1
-            if not self._left:
+def make_deadly(store: Any, kind: type[Item] | None) -> None:
+    """Let the process die before the store is sent this kind of item for the second time."""
+    send, left = store.send, 2
+
+    def deadly_send(items: Sequence[Item], /) -> list[Answer]:
+        nonlocal left
+        if any(type(item) is kind for item in items):
+            left -= 1
+            if not left:
                 die()
-        return super().send(items)
+        answers: list[Answer] = send(items)
+        return answers
+
+    store.send = deadly_send
 
 
 def main(folder: Path, side: str, seed: int, point: str) -> None:
-    """Deliver all events once, in an order of this worker's own."""
-    chance = random.Random(seed)
+    """Deliver all shared events once, in an order of this worker's own, with its own ones among them."""
+    shared = random.Random(seed).sample(SHARED, len(SHARED))
     kinds: dict[str, Any] = {"claim": Claim, "settle": Settle}
-    old = SqliteStore(folder / "old.db", synchronous="NORMAL")
-    new = DyingStore(folder / "new.db", kinds.get(point))
+    old, new = stores_of(folder)
+    make_deadly(new, kinds.get(point))
     store = {"old": old, "new": new}.get(side) or semel.migrating(old=old, new=new)
     ledger = os.open(folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     calls = 0
@@ -65,7 +84,7 @@ def main(folder: Path, side: str, seed: int, point: str) -> None:
         once.records.stats()
         os.write(1, b"ready\n")
         sys.stdin.read()
-        for key in chance.sample(KEYS, len(KEYS)):
+        for key in (*shared[:20], *OWN[seed], *shared[20:]):
             outcome = once.run(key, effect, key)
             assert isinstance(outcome, semel.Done | semel.Busy), (key, outcome)
             assert isinstance(outcome, semel.Busy) or outcome.value == f"receipt of {key}", (key, outcome)
