@@ -11,7 +11,7 @@ RUNNABLE := $(VENV)/.runnable
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # More than there are cores on a small computer: many tests wait for servers and processes.
-JOBS ?= 3
+JOBS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core fuzz keys runtime simulation stores/sqlite server/test_fuzz.py)

@@ -242,7 +242,10 @@ def prefix_of(tenant: str | None) -> str:
 
 def entry_of(record: Record) -> AuditEntry:
     """Decode an entry from its record; an unreadable one is shown as damaged, with its readable parts."""
-    at_us = record.settled_at_us or record.first_seen_us
+    times_us = (record.settled_at_us, record.first_seen_us)
+    if record.consumer == WRITES:  # readable before it is completed, and with the same time
+        times_us = times_us[::-1]
+    at_us = times_us[0] or times_us[1]
     try:
         value = _content_of(record)
     except (RecordCorrupt, MsgspecError, ValueError, TypeError, RecursionError):
