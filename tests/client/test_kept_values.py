@@ -85,10 +85,9 @@ async def test_with_an_annotation_the_type_comes_back(client: Either, kind: Any)
     def handler() -> Any:
         return make(kind)
 
-    def annotated() -> Any:
+    def annotated() -> kind:
         return make(kind)
 
-    annotated.__annotations__["return"] = kind
     for _ in range(2):
         assert (await client.run("annotated", annotated)).value == make(kind)
     await client.run("later", handler)

@@ -273,7 +273,9 @@ def test_class_methods(name: str) -> None:
     for method in (getattr(Till, name), getattr(Till(), name)):
         assert method("a") == "Till a"
         assert method.__name__ == name
-        assert isinstance(method.call("a"), Done)
+        # Since Python 3.13 a classmethod binds the class for the call only, not for attributes of what it wraps.
+        bound = () if name == "guard_above" or sys.version_info < (3, 13) else (Till,)
+        assert isinstance(method.call(*bound, "a"), Done)
 
 
 @pytest.mark.parametrize("name", ["static_above", "static_below"])

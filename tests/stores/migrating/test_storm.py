@@ -60,10 +60,10 @@ def work(folder: Path, *workers: tuple[str, str]) -> list[int]:
 
 def deliver_again(folder: Path, side: str) -> set[type]:
     """Deliver every event once more, after all leases are over. Returns the kinds of outcomes."""
+    store = stores(folder, 9)[side]
     with (
-        semel.open(
-            stores(folder, 9)[side], consumer="mover", policy=semel.Policy(lease_s=600, wait_s=0)
-        ) as once,
+        closing(store),
+        semel.open(store, consumer="mover", policy=semel.Policy(lease_s=600, wait_s=0)) as once,
         (folder / "ledger").open("a") as ledger,
     ):
 
@@ -109,7 +109,8 @@ def test_beside_processes_on_the_old_store_every_effect_happens_once(tmp_path: P
 
 @pytest.mark.parametrize("last", ["both", "new"])
 def test_beside_processes_on_the_new_store_every_effect_happens_once(tmp_path: Path, last: str) -> None:
-    with semel.open(stores(tmp_path)["both"], consumer="mover") as once:
+    store = stores(tmp_path)["both"]
+    with closing(store), semel.open(store, consumer="mover") as once:
         once.run("before", str)
     pair = stores(tmp_path, 0)["both"]
     pair.open()
