@@ -12,6 +12,8 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # More than there are cores on a small computer: many tests wait for servers and processes.
 JOBS ?= 4
+# Tests start some thousand processes; without byte code on disk each of them would compile semel again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core fuzz keys runtime simulation stores/sqlite server/test_fuzz.py)
@@ -49,6 +51,7 @@ $(RUNNABLE): pyproject.toml constraints.txt
 
 $(STAMP): $(RUNNABLE)
 	@echo "installing into $(VENV): every extra and the tools of development (a minute or two)"
+	@$(PIP) setuptools wheel  # some packages have no wheel, and a new environment has no setuptools since Python 3.12
 	@$(PIP) --no-build-isolation --editable '.[dev,all]'
 	@touch $@
 
@@ -77,8 +80,13 @@ check: lint types ## Lint, type and run the fast tests that need no server
 test: lint types ## Lint, type, install the programs that tests use, and run every test
 	$(PYTEST) -p tests.measure_coverage --install --hypothesis-profile=ci --durations=15
 
+MINUTES ?= 60
+RATE ?= 50
+
 .PHONY: soak
-soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills
+soak: $(STAMP) ## Hold a rate for an hour on each store (MINUTES=60 RATE=50), and run every test in its long form
+	-$(PIP) --only-binary=:all: atheris
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --rate $(RATE) --out build/soak
 	SEMEL_SOAK=1 $(PYTEST) --install --hypothesis-profile=soak --timeout=0
 
 .PHONY: matrix
@@ -100,8 +108,10 @@ demo: $(RUNNABLE) ## Kill workers amid a storm of duplicates, and count what is 
 render: $(STAMP) ## Write the pages that are made from the program: guarantees, exploration, command line, public names
 	$(BIN)/python -m tests.faults.render_guarantees
 	$(BIN)/python -m tests.simulation.render_exploration
+	$(BIN)/python -m tests.simulation.render_proof
 	$(BIN)/python -m tests.cli.render_reference
 	$(BIN)/python -m tests.render_api
+	$(BIN)/python -m tests.render_reference
 
 .PHONY: docs
 docs: $(STAMP) ## Build the site of the documents in build/site; fails on any warning, such as a dead link

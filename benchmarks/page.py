@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.aims import OBSTACLES, aims_table
 from benchmarks.growth import Point
+from benchmarks.layers import Layer
 from benchmarks.methods import Method
 
-__all__ = ["Report", "Row", "write"]
+__all__ = ["Report", "Row", "page_text", "readme_text", "svg", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 BUSY = 2.0
@@ -31,6 +33,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     p99_us: float | None = None
     ratio: float | None = None
     """Processor time of client and server, relative to by hand, one by one."""
+    ratio_least: float | None = None
+    """The least ratio of a round, between the two costs of that round."""
     noise: float = 0.0
     """The spread of the rounds, as a share of their median."""
     bytes_each: float | None = None
@@ -60,7 +64,11 @@ class Report(msgspec.Struct, kw_only=True):
     growth: list[Point] = []
     growth_disk: str = "disk"
     """Where the files were while the stores grew: on a `disk`, or in `memory`, where writes cost no waiting."""
+    growth_loads: tuple[float, float] = (0.0, 0.0)
+    """The loads while the stores grew, which may have been another day."""
     methods: list[Method] = []
+    layers: list[Layer] = []
+    layers_loads: tuple[float, float] = (0.0, 0.0)
 
     @property
     def busy(self) -> bool:
@@ -89,24 +97,32 @@ def write(report: Report, results: Path, *, docs: bool) -> None:
     if report.growth:
         (results / "growth.svg").write_text(_lines(report.growth), encoding="utf-8")
     if docs:
-        page = "\n".join(_page(report)) + "\n"
-        (ROOT / "docs" / "explain" / "benchmarks.md").write_text(page, encoding="utf-8")
-        if not report.rows:
-            return
-        readme = ROOT / "README.md"
-        text = re.sub(
-            r"(<!-- figures -->\n).*?(<!-- end of figures -->)",
-            lambda found: found[1] + "\n".join(_summary(report)) + "\n" + found[2],
-            readme.read_text(encoding="utf-8"),
-            flags=re.DOTALL,
-        )
-        readme.write_text(text, encoding="utf-8")
+        (ROOT / "docs" / "explain" / "benchmarks.md").write_text(page_text(report), encoding="utf-8")
+        if report.rows:
+            readme = ROOT / "README.md"
+            readme.write_text(readme_text(report, readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def page_text(report: Report) -> str:
+    """Return the page of the documentation."""
+    return "\n".join(_page(report)) + "\n"
+
+
+def readme_text(report: Report, readme: str) -> str:
+    """Return the README with these figures in it."""
+    return re.sub(
+        r"(<!-- figures -->\n).*?(<!-- end of figures -->)",
+        lambda found: found[1] + "\n".join(_summary(report)) + "\n" + found[2],
+        readme,
+        flags=re.DOTALL,
+    )
 
 
 # --- plots ---
 
 
-def _svg(height: int, title: str, parts: list[str]) -> str:
+def svg(height: int, title: str, parts: list[str]) -> str:
+    """Return a picture with a title."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">',
@@ -138,7 +154,7 @@ def _bars(rows: list[Row]) -> str:
         parts.append(f'<rect x="{LEFT}" y="{y}" width="{width}" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{LEFT + width + 4}" y="{y + 10}" fill="#334155">{row.cpu_us:,.0f}</text>')
     title = "Processor time of client and server per new event, in microseconds (logarithmic; less is better)"
-    return _svg(height, title, parts)
+    return svg(height, title, parts)
 
 
 def _scale(us: float) -> int:
@@ -170,7 +186,7 @@ def _lines(points: list[Point]) -> str:
         path = " ".join(place(point) for point in points if point.store == store)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{right + 12}" y="{TOP + 12 + at * 18}" fill="{colour}">{store}</text>')
-    return _svg(PLOT_HEIGHT, "Marks held, and the share of the speed at the first size", parts)
+    return svg(PLOT_HEIGHT, "Marks held, and the share of the speed at the first size", parts)
 
 
 # --- text ---
@@ -203,6 +219,10 @@ def _page(report: Report) -> Iterator[str]:
     )
     for store in dict.fromkeys(row.store for row in report.rows):
         yield from ("", f"## {store}", "", *_table([row for row in report.rows if row.store == store]))
+    if report.rows:
+        yield from ("", "## Aims", "", *_aims(report))
+    if report.layers:
+        yield from ("", "## Where the time goes", "", *_layers(report))
     if report.growth:
         yield from ("", "## Growth", "", *_growth(report))
     if report.methods:
@@ -249,10 +269,49 @@ def _ratio(row: Row) -> str:
     return "-" if row.ratio is None else f"{row.ratio:.2f}"
 
 
+def _aims(report: Report) -> Iterator[str]:
+    yield "What single calls, batches and growth should cost, and what they cost in the tables of this page."
+    yield ""
+    yield from aims_table(report.rows, report.growth)
+
+
+def _layers(report: Report) -> Iterator[str]:
+    low, high = report.layers_loads
+    yield from _wrap(
+        "The profile behind the aims that are not reached: processor time of an event in microseconds, the lower"
+        " quartile of blocks of few events, in turns. *Store* is the store's own code with its driver, *client* the"
+        " rest of the caller's process, *written* the bytes that the caller's process writes to files. The load of the"
+        f" computer was {low:.0f} to {high:.0f} on {report.cores} cores: read shares and ratios."
+    )
+    yield ""
+    yield "| store | called | library | phase | client | store | server | written | of by hand |"
+    yield "|---" * 9 + "|"
+    hand = {
+        (each.store, each.called, each.phase): each.total_us
+        for each in report.layers
+        if each.contender == "by hand"
+    }
+    for each in report.layers:
+        base = hand.get((each.store, each.called, each.phase))
+        ratio = "-" if base is None else f"{each.total_us / base:.2f}"
+        split = "-" if each.contender == "by hand" or not each.store_us else f"{each.store_us:.0f}"
+        written = f"{each.written_bytes:,.0f}" if each.written_bytes else "-"
+        yield (
+            f"| {each.store} | {each.called} | {each.contender} | {each.phase} | {each.client_us:.0f} | {split} |"
+            f" {each.server_us:.0f} | {written} | {ratio} |"
+        )
+    yield from ("", *OBSTACLES.strip().splitlines())
+
+
 def _growth(report: Report) -> Iterator[str]:
     points = report.growth
-    yield "Marks of random ids in batches of 500, all new. *Keeps* is the cost at the first size divided by the"
-    yield "cost here: 1 is flat."
+    yield "Marks of random ids in batches of 500, all new. *Keeps* is the cost at the first size divided by"
+    yield "the cost here: 1 is flat. Compact marks are laid out for the number at the end of the curve."
+    low, high = report.growth_loads
+    if high > BUSY * report.cores:
+        yield f"**The computer was busy** while they grew: {report.cores} cores, a load of {low:.0f} to {high:.0f}."
+        yield "Read the costs and what is kept of them; rates are far below those of a quiet computer. A Redis"
+        yield "that rewrites its append-only file does so in another process, whose time counts."
     if report.growth_disk == "memory":
         yield "The files were in memory (tmpfs), so the rates have no waiting for a disk in them; the log and the"
         yield "files were written all the same, and that is in the cost."

@@ -1,7 +1,7 @@
 """`make bench`: measure everything that the documentation shows, and write it; `make bench-check`: compare with that.
 
-Contenders in turns (`peers`), growth (`growth`), and the ways to find duplicates (`methods`). The limits of the
-servers are another program: `python -m benchmarks`.
+Contenders in turns (`peers`), growth (`growth`), the ways to find duplicates (`methods`), and the profile of single
+calls and batches (`layers`). The limits of the servers are another program: `python -m benchmarks`.
 """
 
 import argparse
@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 import semel
-from benchmarks import growth, page, peers
+from benchmarks import growth, layers, page, peers
 from benchmarks.methods import methods
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PARTS = ["peers", "growth", "methods", "layers"]
 QUICK = 10
 """The short form takes this part of the events."""
 
@@ -45,7 +46,7 @@ def measure(options: argparse.Namespace) -> page.Report:
         versions={"semel": semel.__version__, "python": platform.python_version()},
         quick=options.quick, rounds=options.rounds, cores=os.cpu_count() or 1, loads=loads.bounds(),
     )  # fmt: skip
-    parts = options.only or ["peers", "growth", "methods"]
+    parts = options.only or PARTS
     if "peers" in parts:
         cases = peers.chosen(options.store, options.contender, check=options.check is not None)
         cases = [peers.shortened(case, QUICK) for case in cases] if options.quick else cases
@@ -56,9 +57,17 @@ def measure(options: argparse.Namespace) -> page.Report:
         folder.chmod(0o755)  # PostgreSQL refuses to run as root and runs as another user
         if "growth" in parts:
             stores = tuple(each for each in growth.STORES if options.store in (None, each.partition(",")[0]))
-            report.growth = growth.curves(folder, options.largest, stores)
+            growth_loads = Loads()
+            rounds = 1 if options.check is None else options.rounds
+            report.growth = growth.best(
+                [growth.curves(folder, options.largest, stores, growth_loads.note) for _ in range(rounds)]
+            )
+            report.growth_loads = growth_loads.bounds()
             report.growth_disk = "memory" if folder.is_relative_to("/dev/shm") else "disk"
-            loads.note()
+        if "layers" in parts and options.check is None:
+            layers_loads = Loads()
+            report.layers = layers.layers(folder, layers_loads.note)
+            report.layers_loads = layers_loads.bounds()
         if "methods" in parts and options.check is None:
             report.methods = methods(folder, 20_000 if options.quick else 200_000)
             loads.note()
@@ -71,21 +80,32 @@ def keep_other_parts(report: page.Report, measured: list[str], file: Path) -> No
     earlier = msgspec.json.decode(file.read_bytes(), type=page.Report)
     if "peers" not in measured:
         report.rows, report.quick, report.rounds = earlier.rows, earlier.quick, earlier.rounds
-    if "growth" not in measured:
+    if "growth" in measured:
+        now = {point.store for point in report.growth}
+        points = [*report.growth, *(point for point in earlier.growth if point.store not in now)]
+        report.growth = sorted(points, key=lambda point: growth.STORES.index(point.store))
+        report.growth_loads = _both(earlier.growth_loads, report.growth_loads)
+    else:
         report.growth, report.growth_disk = earlier.growth, earlier.growth_disk
+        report.growth_loads = earlier.growth_loads
     if "methods" not in measured:
         report.methods = earlier.methods
+    if "layers" not in measured:
+        report.layers, report.layers_loads = earlier.layers, earlier.layers_loads
     report.versions = earlier.versions | report.versions
-    report.loads = min(earlier.loads[0], report.loads[0]), max(earlier.loads[1], report.loads[1])
+    own_loads = {"growth", "layers"}.issuperset(measured)
+    report.loads = earlier.loads if own_loads else _both(earlier.loads, report.loads)
+
+
+def _both(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def main() -> int:
     """Measure and print; with `--out` write the figures, with `--check` compare them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the events: a few minutes")
-    parser.add_argument(
-        "--only", action="append", choices=["peers", "growth", "methods"], help="these parts only"
-    )
+    parser.add_argument("--only", action="append", choices=PARTS, help="these parts only")
     parser.add_argument(
         "--store", choices=sorted({case.store for case in peers.CASES}), help="one store only"
     )
@@ -96,8 +116,17 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, help="folder for suite.json and the plots; writes the page and the README"
     )
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="measure nothing; write the pages and plots from the stored figures",
+    )
     parser.add_argument("--check", type=Path, metavar="JSON", help="compare with these stored figures")
     options = parser.parse_args()
+    if options.render:
+        stored = msgspec.json.decode((RESULTS / "suite.json").read_bytes(), type=page.Report)
+        page.write(stored, RESULTS, docs=True)
+        return 0
     options.largest = options.largest or (100_000 if options.quick else 2_000_000)
     report = measure(options)
     peers.show(report.rows)

@@ -5,7 +5,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.services", "tests.leftovers"]
+pytest_plugins = ["tests.services", "tests.leftovers", "tests.unclosed"]
 
 # Deadlines are off: a busy computer is no failure. pytest-timeout ends what hangs.
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

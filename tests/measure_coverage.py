@@ -63,6 +63,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     yield  # the workers end
     if not _is_first:
         return
+    if session.exitstatus == pytest.ExitCode.INTERRUPTED:  # workers were cut off: their data may be missing
+        shutil.rmtree(_folder)
+        return
     found = _measured()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:

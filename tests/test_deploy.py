@@ -1,19 +1,26 @@
 """What `deploy/` names exists in the program: commands, options, ports, paths, extras; systemd accepts the units."""
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import kubernetes_validate  # type: ignore[import-untyped]
+import psycopg
 import pytest
 import typer.main
 import yaml
 
 from semel.cli.app import app
 from semel.server.settings import PORT
+from tests.services import postgres, redis, server
 from tests.services.programs import program
+from tests.waiting import await_true
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -70,6 +77,14 @@ def test_the_manifests_fit_the_program() -> None:
     assert [*selectors, found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]] == [labels] * 3
 
 
+def test_the_manifests_fit_the_schemas_of_kubernetes() -> None:
+    for document in documents("kubernetes/semel.yaml"):
+        kubernetes_validate.validate(document, "1.33", strict=True)
+        document["spec"]["replica"] = 1  # no such field
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(document, "1.33", strict=True)
+
+
 def test_compose_names_what_there_is() -> None:
     (compose,) = documents("docker/compose.yaml")
     folder = DEPLOY / "docker"
@@ -80,6 +95,79 @@ def test_compose_names_what_there_is() -> None:
         assert set(service.get("secrets", ())) <= compose["secrets"].keys()
     check_command(compose["services"]["purge"]["command"])
     assert (folder / compose["services"]["semel"]["build"]["context"]).resolve() == ROOT
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.service
+@pytest.mark.slow
+def test_the_reader_of_docker_accepts_the_compose_file(tmp_path: Path) -> None:
+    program("go")
+    read = [program("compose-go"), "-format", "json"]
+    folder = DEPLOY / "docker"
+    answer = subprocess.run(
+        [*read, "compose.yaml"],
+        cwd=folder,
+        env={"COMPOSE_PROFILES": "fleet"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    (compose,) = documents("docker/compose.yaml")
+    assert json.loads(answer.stdout)["services"].keys() == compose["services"].keys()
+    text = (folder / "compose.yaml").read_text(encoding="utf-8").replace("replicas: 5", "replica: 5")
+    (tmp_path / "compose.yaml").write_text(text, encoding="utf-8")
+    wrong = subprocess.run(
+        [*read, "compose.yaml"], cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
+    assert "replica" in wrong.stderr
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.service
+@pytest.mark.slow
+def test_the_fleet_of_compose_writes_each_event_once(tmp_path: Path) -> None:
+    (compose,) = documents("docker/compose.yaml")
+    listener = compose["services"]["listener"]
+    assert compose["services"]["source"]["entrypoint"] == ["python", "/source.py"]
+    events, port = 20, server.free_port()
+    name = f"fleet_{uuid4().hex[:12]}"
+    postgres.execute(postgres.url(), f"CREATE DATABASE {name}")
+    database = f"{postgres.url().rpartition('/')[0]}/{name}"
+    (tmp_path / "store_url").write_text(database)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PAUSE_S": "0.02"}
+    env |= listener["environment"] | {"SEMEL_STORE": redis.place("fleet"), "EVENTS": str(events)}
+    put = {"$$": "$", "/run/secrets": str(tmp_path), "source:8765": f"127.0.0.1:{port}"}
+    command = [replace_all(word, put) for word in listener["entrypoint"]]
+    source = [sys.executable, str(DEPLOY / "docker" / "source.py")]
+    running = [subprocess.Popen(source, env={**env, "ADDRESS": f"127.0.0.1:{port}"})]
+    running += [
+        subprocess.Popen(command, env=env, cwd=tmp_path) for _ in range(listener["deploy"]["replicas"])
+    ]
+    try:
+        with psycopg.connect(database, autocommit=True) as connection:
+            assert await_true(lambda: count_events(connection) == (events, events))
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    assert len(running) == 6
+
+
+def count_events(connection: "psycopg.Connection[Any]") -> tuple[int, int]:
+    """Rows, and different events among them."""
+    try:
+        row = connection.execute("SELECT count(*), count(DISTINCT event_id) FROM events").fetchone()
+    except psycopg.errors.UndefinedTable:  # no listener is that far
+        return (0, 0)
+    assert row is not None
+    return row[0], row[1]
+
+
+def replace_all(text: str, put: dict[str, str]) -> str:
+    for old, new in put.items():
+        text = text.replace(old, new)
+    return text
 
 
 def test_the_image_is_made_of_what_there_is() -> None:

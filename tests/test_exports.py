@@ -9,7 +9,7 @@ import pytest
 
 import semel
 from semel import errors, policy, types
-from tests import render_api
+from tests import render_api, render_reference
 
 PROMISED = {
     # the verbs and the clients
@@ -75,6 +75,13 @@ def test_errors_have_one_place() -> None:
 
 def test_the_page_of_public_names_is_fresh() -> None:
     assert render_api.PAGE.read_text(encoding="utf-8") == render_api.page(), "run: make render"
+
+
+def test_the_reference_is_made_from_the_docstrings() -> None:
+    text = render_reference.page()
+    assert render_reference.PAGE.read_text(encoding="utf-8") == text, "run: make render"
+    verbs = ("run", "run_many", "guard", "claim", "inbox", "outbox")
+    assert [verb for verb in verbs if f"#### Semel.{verb}\n" not in text] == []
 
 
 def test_the_front_door_stays_small() -> None:

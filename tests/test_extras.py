@@ -88,20 +88,34 @@ NEEDS_ONLY = {
     ],
     "aiosqlite": ["semel.connections.sqlite"],
     "asyncpg": ["semel.connections.asyncpg"],
+    "audit": [*CLI, "duckdb", "semel.cli.audit.command"],
+    "bloom": ["rbloom", "semel.stores.bloom"],
+    "celery": ["semel.integrations.celery"],
     "cli": CLI,
     "cloudevents": ["semel.brokers.cloudevents"],
+    "django": ["semel.integrations.django", "semel.integrations.django.middleware"],
+    "dramatiq": ["semel.integrations.dramatiq"],
+    "ed25519": ["cryptography.hazmat.primitives.asymmetric.ed25519", "semel.ingest.webhook_schemes"],
     "fastapi": ["semel.fastapi"],
+    "fastmcp": ["fastmcp", "semel.integrations.mcp"],
+    "faststream": ["semel.integrations.faststream"],
+    "flask": ["semel.integrations.flask"],
+    "http": ["http_sf", "semel.asgi", "semel.wsgi"],
     "http-client": ["semel.stores.http"],
     "kafka": ["semel.brokers.kafka.source", "semel.outbox.sinks.kafka"],
+    "mcp": ["mcp", "semel.integrations.mcp"],
     "nats": ["semel.brokers.nats", "semel.outbox.sinks.nats"],
     "otel": ["semel.observe.otel"],
     "postgres": ["semel.connections.psycopg", "semel.stores.postgres"],
     "prometheus": ["semel.observe.prometheus"],
     "rabbitmq": ["semel.brokers.rabbitmq", "semel.outbox.sinks.rabbitmq"],
     "redis": ["semel.brokers.redis_streams", "semel.outbox.sinks.redis", "semel.stores.redis"],
+    "retry": ["semel.brokers.middleware", "stamina"],
     "server": [*CLI, "semel.server.app", "semel.server.serving"],
     "sqlalchemy": ["semel.connections.sqlalchemy"],
     "sqs": ["semel.brokers.sqs", "semel.outbox.sinks.sqs"],
+    "streams": ["semel.streams", "semel.streams.rocks"],
+    "taskiq": ["semel.integrations.taskiq"],
     "webhook": ["semel.outbox.sinks.webhook"],
     "websocket": ["semel.ingest.sockets"],
 }
@@ -137,6 +151,11 @@ def distributions_of(extra: str) -> set[str]:
     return found
 
 
+def test_every_extra_is_tried_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert NEEDS_ONLY.keys() == project["optional-dependencies"].keys() - {"all", "dev"} | {""}
+
+
 @pytest.mark.parametrize("extra", NEEDS_ONLY)
 def test_an_extra_alone_is_enough(extra: str) -> None:
     there = distributions_of(extra) | {"semel"}
@@ -148,3 +167,16 @@ def test_an_extra_alone_is_enough(extra: str) -> None:
     command = [sys.executable, "-c", ALONE, ",".join(hidden), ",".join(NEEDS_ONLY[extra])]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("driver", "url", "extra"),
+    [("psycopg", "postgresql://localhost/app", "postgres"), ("redis", "redis://localhost/0", "redis")],
+)
+def test_a_store_without_its_driver_names_the_extra(driver: str, url: str, extra: str) -> None:
+    program = f"{ALONE}\nimport semel\nsemel.open({url!r}, consumer='c')"
+    command = [sys.executable, "-c", program, driver, "semel"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = answer.stderr.splitlines()[-1]
+    assert said.startswith("semel.errors.StoreUnknown"), answer.stderr[-2000:]
+    assert extras.install_command(extra) in said

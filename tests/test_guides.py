@@ -22,11 +22,60 @@ PRINTED = {
     "idemkit": ["charging order-3", "receipt of order-3", "receipt of order-3"],
     "AWS Lambda Powertools": ["charging order-4", "receipt of order-4", "receipt of order-4"],
     "celery-once": [
+        "already queued",
         "writing the report of 2026-11-15",
         "report-2026-11-15.pdf",
         "report-2026-11-15.pdf",
+        "report-2026-11-15.pdf",
+        "celery-once alone:",
+        "writing the report of 2026-11-15",
+        "report-2026-11-15.pdf",
+        "writing the report of 2026-11-15",
+        "report-2026-11-15.pdf",
     ],
 }
+
+AFTERWARDS = {
+    "celery-once": """
+import queue
+
+from celery.contrib.testing.worker import start_worker
+from celery.signals import task_postrun
+from celery_once import AlreadyQueued
+
+day = "2026-11-15"
+first = report.delay(day=day)
+try:
+    report.delay(day)
+except AlreadyQueued:
+    print("already queued")
+
+freed = queue.SimpleQueue()
+
+
+@task_postrun.connect
+def free(**_):
+    freed.put(None)
+
+
+def result(queued):
+    "Wait for the end of the task too: celery-once frees its lock after the result is there."
+    value = queued.get(timeout=60)
+    freed.get(timeout=60)
+    return value
+
+
+with start_worker(app, pool="solo", perform_ping_check=False, loglevel="ERROR", shutdown_timeout=60):
+    print(result(first))
+    print(result(report.delay(day=day)))
+    print(result(report.delay(day)))
+    print("celery-once alone:")
+    print(result(report_before.delay(day=day)))
+    print(result(report_before.delay(day=day)))
+once.close()
+"""
+}
+"""What a reader does with a guide's code: a real worker, and tasks that are queued twice."""
 
 
 @pytest.mark.parametrize("tool", PRINTED)
@@ -46,7 +95,7 @@ def test_a_guide_does_what_it_says(tool: str, tmp_path: Path) -> None:
                 f"\nimport subprocess\nsubprocess.run({command!r}, shell=True, check=True, stdout=-3)\n"
             )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
+        [sys.executable, "-W", "ignore", "-c", program + AFTERWARDS.get(tool, "")],
         cwd=tmp_path,
         env={**os.environ, "PATH": path},
         capture_output=True,

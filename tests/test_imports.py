@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"clock", "codec", "keys", "policy", "windows"},
     {"core"},
     {"connections", "observe", "runtime", "stores"},
-    {"brokers", "client", "inbox", "ingest", "outbox"},
+    {"brokers", "client", "inbox", "ingest", "outbox", "streams"},
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
     {"__main__", "asgi", "cli", "fastapi", "http", "integrations", "server", "testing", "wsgi"},
 ]
@@ -38,7 +38,7 @@ WORLD = {
 HEAVY = [
     "aiobotocore", "aio_pika", "asyncpg", "boto3", "cloudevents", "confluent_kafka", "django", "fastapi", "http_sf",
     "httpx2", "nats", "opentelemetry", "orjson", "prometheus_client", "psycopg", "pydantic", "rbloom", "redis", "rich",
-    "sqlalchemy", "sqlite3", "starlette", "structlog", "typer", "uvicorn", "websockets",
+    "rocksdict", "sqlalchemy", "sqlite3", "starlette", "structlog", "typer", "uvicorn", "websockets",
 ]  # fmt: skip
 """Drivers, frameworks and whatever else costs start-up time; `import semel` loads none of them."""
 

@@ -1,4 +1,6 @@
+import gc
 import os
+import sqlite3
 import subprocess
 import sys
 import uuid
@@ -28,3 +30,12 @@ def test_a_process_that_outlives_its_test_is_found() -> None:
 
 def test_the_run_itself_is_marked() -> None:
     assert os.environ[MARKER]
+
+
+def test_a_connection_that_is_left_open_names_its_test(tmp_path: Path) -> None:
+    def leave_open() -> None:
+        sqlite3.connect(tmp_path / "left.db")
+        gc.collect()  # its cache of statements refers to it
+
+    with pytest.warns(ResourceWarning, match="test_a_connection_that_is_left_open_names_its_test"):
+        leave_open()

@@ -48,4 +48,16 @@ def test_the_site_is_built_searched_and_dark(tmp_path: Path) -> None:
         found = page.wait_for_selector(".md-search-result__item a")
         assert found is not None
         assert "glossary" in (found.get_attribute("href") or "")
+        page.goto(f"{address}/docs/reference/python.html")
+        assert page.inner_text("h4#semelrun").startswith("Semel.run")
+        assert "lease_s" in page.inner_text("article table")
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(f"{address}/index.html")
+        assert page.evaluate("document.querySelector('article').clientWidth") > 800, "room for the tables"
+        page.set_viewport_size({"width": 390, "height": 844})
+        for name in ("index", "deploy/index", "docs/howto/other-languages"):
+            page.goto(f"{address}/{name}.html")
+            assert page.evaluate("document.documentElement.scrollWidth") == 390, (
+                "a table scrolls, not the page"
+            )
         assert elsewhere == []

@@ -4,8 +4,10 @@ Each rule is a function of one file, and each is shown to catch what it is for.
 """
 
 import ast
+import os
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,12 @@ SUFFIXES = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=1)
+def nodes_of(text: str) -> tuple[ast.AST, ...]:
+    """Return the module and all that is in it; the rules look at one file after the other."""
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def module_is_short(path: str, text: str) -> Iterator[str]:
     lines = text.count("\n")
     if lines > MODULE_LINES_MAX:
@@ -56,7 +64,7 @@ def module_is_short(path: str, text: str) -> Iterator[str]:
 
 
 def module_says_its_job(path: str, text: str) -> Iterator[str]:
-    docstring = ast.get_docstring(ast.parse(text))
+    docstring = ast.get_docstring(nodes_of(text)[0])  # type: ignore[arg-type]  # the module
     if not docstring:
         yield "no docstring; its first line says the module's one job"
     elif not docstring.splitlines()[0].endswith("."):
@@ -64,7 +72,7 @@ def module_says_its_job(path: str, text: str) -> Iterator[str]:
 
 
 def functions_fit_a_screen(path: str, text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -75,7 +83,7 @@ def functions_fit_a_screen(path: str, text: str) -> Iterator[str]:
 
 
 def durations_carry_their_unit(path: str, text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.arg):
             name = node.arg
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -87,7 +95,7 @@ def durations_carry_their_unit(path: str, text: str) -> Iterator[str]:
 
 
 def values_are_never_unpickled(path: str, text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         match node:
             case ast.Import(names=names):
                 modules = {alias.name.split(".")[0] for alias in names}
@@ -100,7 +108,7 @@ def values_are_never_unpickled(path: str, text: str) -> Iterator[str]:
 
 
 def uses_its_own_random_numbers(path: str, text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         match node:
             case ast.Attribute(value=ast.Name(id="random"), attr=name):
                 names = {name}
@@ -196,12 +204,15 @@ WRONG: list[tuple[Rule, str]] = [
 
 
 def project_files() -> Iterator[tuple[str, Path]]:
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        hidden = any(part.startswith(".") and part not in {".ci", ".gitignore"} for part in parts)
-        if hidden or SKIPPED_FOLDERS.intersection(parts) or path.suffix not in SUFFIXES or not path.is_file():
-            continue
-        yield "/".join(parts), path
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if is_shown(name) and name not in SKIPPED_FOLDERS)
+        for path in (Path(folder, name) for name in sorted(files) if is_shown(name)):
+            if path.suffix in SUFFIXES:
+                yield path.relative_to(ROOT).as_posix(), path
+
+
+def is_shown(name: str) -> bool:
+    return not name.startswith(".") or name in {".ci", ".gitignore"}
 
 
 def broken(rules: list[Rule], folder: str, suffix: str = "") -> list[str]:

@@ -13,6 +13,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "site"
+STYLE = ROOT / "tools" / "site.css"
+WITHOUT_NAVIGATION = "---\nhide: [navigation]\n---\n"
+"""The front page is the only one of its tab: its tables need the room."""
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "deploy/*.md")
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
@@ -25,6 +28,9 @@ def stage(folder: Path) -> None:
         target = folder / page.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(linked_page(page, folder), "utf-8")
+    front = folder / "README.md"
+    front.write_text(WITHOUT_NAVIGATION + front.read_text("utf-8"), "utf-8")
+    shutil.copy(STYLE, folder)
 
 
 def linked_page(page: Path, folder: Path) -> str:

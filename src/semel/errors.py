@@ -266,6 +266,10 @@ class PayloadMismatch(OutcomeError):
 class LateEvent(OutcomeError):
     """The event is older than its window, so whether it ran is not known."""
 
+    def __init__(self, message: str, age_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.age_s = age_s
+
 
 class OutcomeUnknown(OutcomeError):
     """The record is quarantined: an effect may or may not have happened; resolve it."""

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
 from semel.errors import PolicyInvalid
 from semel.types import ErrorInfo, Mode, Probe
-from semel.windows import duration_us
+from semel.windows import FOREVER_US, WINDOW_LONGEST_S, duration_us
 
 __all__ = [
     "LEASE_MAX_S",
@@ -80,7 +80,45 @@ class InboxTable(Struct, frozen=True):
             raise PolicyInvalid(f"{self.name!r} is not a valid name for a table; use a-z, 0-9 and _")
 
 
-class Policy(Struct, frozen=True, kw_only=True):
+_OF_OPEN = frozenset(("consumer", "tenant", "mode", "ids", "hooks"))
+_OTHER_NAMES = {
+    **dict.fromkeys(("ttl", "ttl_s", "expire", "expires", "expiry", "expire_s", "retention"), "window_s"),
+    **dict.fromkeys(("retries", "max_retries", "attempts", "attempts_max"), "max_attempts"),
+    **dict.fromkeys(("timeout", "timeout_s"), "wait_s, lease_s or run_max_s"),
+    **dict.fromkeys(("delay", "backoff"), "retry_delay_s"),
+}
+"""Names that users of other libraries try, and the option that they mean."""
+
+
+class _ExplainsOptions(StructMeta):
+    """Raises `PolicyInvalid` with the right name for an option that there is not. Python's error names nothing."""
+
+    if not TYPE_CHECKING:  # type checkers know the options from the fields
+
+        def __call__(cls, *args: Any, **options: Any) -> Any:  # noqa: N805 - of a metaclass that msgspec makes
+            """Check the names, then make it."""
+            unknown = options.keys() - cls.__struct_fields__
+            if args or unknown:
+                raise PolicyInvalid(_advice(min(unknown, default=""), cls.__struct_fields__))
+            return super().__call__(**options)
+
+
+def _advice(name: str, fields: tuple[str, ...]) -> str:
+    """Return what to write instead of an option that there is not; empty: one was given without its name."""
+    if not name:
+        return "options of Policy are given by name, like Policy(lease_s=30)"
+    if name in _OF_OPEN:
+        return f"{name} is no option of Policy: it belongs to open, as open(..., {name}=...)"
+    meant = f"{name}_s" if f"{name}_s" in fields else _OTHER_NAMES.get(name, "")
+    if not meant:
+        from difflib import get_close_matches  # needed only for a mistyped option
+
+        meant = next(iter(get_close_matches(name, fields, n=1)), "")
+    rest = f"did you mean {meant}?" if meant else f"it takes {', '.join(fields)}"
+    return f"{name} is no option of Policy; {rest}"
+
+
+class Policy(Struct, frozen=True, kw_only=True, metaclass=_ExplainsOptions):
     """Options of `run`, `run_many` and `guard`; give it to `open` or to `once.using(policy)`.
 
     Durations are seconds; text like `"30s"` and a `timedelta` are understood, and become seconds.
@@ -89,7 +127,15 @@ class Policy(Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
     """How long a claim lasts without renewal; `None`: the client's."""
     window_s: float | None = None
-    """How long a finished key is remembered; `None`: the client's. A window stored for the event type wins."""
+    """How long a finished key is remembered; `None`: the client's. A window stored for the event type wins.
+
+    `"forever"`: until somebody forgets it; on stores that keep records without end.
+    """
+    refresh_on_sight: bool = False
+    """The window starts again at every sighting of a finished key: a burst counts once, until it pauses for a window.
+
+    Each duplicate then writes to the store. A key that is seen again and again is never new.
+    """
     wait_s: float = 10.0
     """How long a concurrent duplicate waits for the first one; 0: `Busy` at once."""
     lock_wait_s: float = 2.0
@@ -108,7 +154,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     """`False`: the value is not stored; duplicates get `None`."""
     value_bytes_max: int = 256 * 1024
     keep_errors: bool = True
-    """`False`: records keep no errors of attempts. The stored failure of a permanent error stays: it is an answer."""
+    """`False`: records keep no errors of attempts. Of a failure for good and of a dead letter only the kind is kept."""
     redact_error: Callable[[ErrorInfo], ErrorInfo] | None = None
     """Called with what would be kept of an error; returns what may be kept, in records, failures and dead letters.
 
@@ -136,7 +182,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         self._read_near_misses()
         bounds: list[tuple[str, Any, float, float]] = [
             ("lease_s", self.lease_s, LEASE_MIN_S, LEASE_MAX_S),
-            ("window_s", self.window_s, 0, 90 * 86400.0),
+            ("window_s", None if self.window_s == FOREVER_US / 1e6 else self.window_s, 0, WINDOW_LONGEST_S),
             ("wait_s", self.wait_s, 0, WAIT_MAX_S),
             ("lock_wait_s", self.lock_wait_s, 0, WAIT_MAX_S),
             ("run_max_s", self.run_max_s, LEASE_MIN_S, LEASE_MAX_S),
@@ -168,6 +214,9 @@ class Policy(Struct, frozen=True, kw_only=True):
         """Convert accepted forms: durations as text, one error instead of a tuple."""
         for name in DURATIONS:
             duration = getattr(self, name)
+            if name == "window_s" and duration == "forever":
+                duration = FOREVER_US / 1e6
+                force_setattr(self, name, duration)
             if duration is not None and (type(duration) not in (int, float) or duration < 0):
                 try:
                     force_setattr(self, name, duration_us(duration) / 1e6)
@@ -187,11 +236,18 @@ class Policy(Struct, frozen=True, kw_only=True):
             )
 
 
-def check_fits(mode: Mode, *, probe: bool, on_unavailable: OnUnavailable) -> None:
+def check_fits(
+    mode: Mode, *, probe: bool, on_unavailable: OnUnavailable, refresh_on_sight: bool = False
+) -> None:
     """Raise `PolicyInvalid` for settings that the mode does not support."""
     if probe and mode not in PROBED_MODES:
         raise PolicyInvalid(
             f"Policy.probe is for mode lease or quarantine, not {mode!r}: there no outcome is left to ask about"
+        )
+    if refresh_on_sight and mode == "inbox":
+        raise PolicyInvalid(
+            "Policy.refresh_on_sight does not go with mode 'inbox': a duplicate would write in your transaction, and"
+            " wait for others; use mode 'lease' or 'mark'"
         )
     if on_unavailable == "run" and mode in TRANSACTION_MODES:
         raise PolicyInvalid(

@@ -59,7 +59,7 @@ class Done(Struct, Generic[T], frozen=True, repr_omit_defaults=True):
     value: T
     replayed: bool = False
     kept: bool = True
-    """False: the value was too large or not encodable, so a duplicate gets `None`."""
+    """False: the value was too large or not encodable, or the record was resolved meanwhile: duplicates lack it."""
     recorded: bool = True
     """False: the handler ran but the store could not record it; do not acknowledge the source."""
     reason: str = ""
@@ -174,6 +174,8 @@ class Completed(Struct, frozen=True, rename={"at_us": "at"}):
     recreated: bool = False
     at_us: int = 0
     """When, by the store's clock."""
+    kept: bool = True
+    """False: it was recorded before with another value, which stays; somebody resolved the record meanwhile."""
 
 
 class Renewed(Struct, frozen=True, rename={"lease_until_us": "lease_until"}):

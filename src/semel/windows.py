@@ -8,13 +8,16 @@ from typing import TypeAlias
 from semel.errors import PolicyInvalid
 
 __all__ = [
+    "FOREVER_US",
     "OFF",
     "PRESETS",
+    "WINDOW_LONGEST_S",
     "WINDOW_MAX_S",
     "WINDOW_MIN_S",
     "Duration",
     "duration_us",
     "exact_text",
+    "is_endless",
     "resolve",
     "window_us",
 ]
@@ -36,7 +39,12 @@ PRESETS: Mapping[str, str] = {
 
 WINDOW_MIN_S = 0.02
 WINDOW_MAX_S = 90 * 86400
-"""The longest window; longer than the redelivery time of any known broker."""
+"""The longest window that every store keeps; longer than the redelivery time of any known broker."""
+WINDOW_LONGEST_S = 3650 * 86400
+"""The longest window with an end. Stores that keep records without end keep this one too."""
+FOREVER_US = 100 * 365 * 86400 * 1_000_000
+"""The window `forever`: a hundred years. A number, so that every store computes with it as with any other window;
+added to the time of this century it is exact in JSON and in Lua's doubles."""
 
 _UNITS_US = {"us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
 _CHARS_MAX = 64
@@ -66,15 +74,22 @@ def duration_us(duration: Duration) -> int:
 
 
 def window_us(window: Duration) -> int:
-    """Microseconds of a window: a duration, a preset's name, or `"off"`."""
+    """Microseconds of a window: a duration, a preset's name, `"forever"`, or `"off"`."""
     if window == "off":
         return OFF
+    if window == "forever":
+        return FOREVER_US
     us = duration_us(PRESETS.get(window, window) if isinstance(window, str) else window)
-    if not WINDOW_MIN_S * 10**6 <= us <= WINDOW_MAX_S * 10**6:
+    if us != FOREVER_US and not WINDOW_MIN_S * 10**6 <= us <= WINDOW_LONGEST_S * 10**6:
         raise PolicyInvalid(
-            f"a window of {window!r} is out of bounds; use 20ms to 90d, one of {', '.join(PRESETS)}, or off"
+            f"a window of {window!r} is out of bounds; use 20ms to 3650d, forever, one of {', '.join(PRESETS)}, or off"
         )
     return us
+
+
+def is_endless(left_us: int) -> bool:
+    """Whether a record that is remembered for this much longer has a window without end."""
+    return left_us >= FOREVER_US // 2
 
 
 def resolve(
@@ -88,9 +103,11 @@ def resolve(
 
 
 def exact_text(us: int) -> str:
-    """A window in one unit, without loss: `off`, `15m`, `24h`, `30d`."""
+    """A window in one unit, without loss: `off`, `15m`, `24h`, `30d`, `forever`."""
     if us == 0:
         return "off"
+    if us == FOREVER_US:
+        return "forever"
     for unit, size in (
         ("d", 86400 * 10**6),
         ("h", 3600 * 10**6),

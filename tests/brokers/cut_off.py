@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from semel.brokers.source import Source
-from tests.faults.proxy import Proxy
+from semel.testing.proxy import Proxy
 
 PORT = re.compile(r"127\.0\.0\.1:(\d+)")
 
@@ -14,12 +14,19 @@ PORT = re.compile(r"127\.0\.0\.1:(\d+)")
 class CutOff:
     """A broker of the contract, and a proxy between it and its sources."""
 
-    def __init__(self, broker: Any, url: str, from_url: Callable[[str], Source], *, at: int = 0) -> None:
-        """`url` has the address of the broker itself; `at` is the port of the proxy, any by default."""
+    def __init__(
+        self, broker: Any, url: str, from_url: Callable[[str], Source], *, at: int = 0, turn: Any = None
+    ) -> None:
+        """`url` has the address of the broker itself; `at` is the port of the proxy, any by default.
+
+        `turn` is a lock that was taken, to be let go with the proxy.
+        """
         self._broker = broker
         self._from_url = from_url
         port = int(PORT.findall(url)[0])
         self._stack = ExitStack()
+        if turn is not None:
+            self._stack.push(turn)
         self._proxy = self._stack.enter_context(Proxy(port, at=at))
         self._url = url.replace(f":{port}", f":{self._proxy.port}")
 

@@ -67,6 +67,8 @@ class Scene:
         finally:
             transaction.stop()
             await task
+            if isinstance(self.store, str):
+                await transaction.route.once.close()
 
     async def until_settled(self, *arguments: Any, **more: Any) -> KafkaTransaction:
         async with self.running(*arguments, **more) as transaction:

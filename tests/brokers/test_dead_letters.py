@@ -9,6 +9,8 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Route, Runner
+from semel.brokers.dead_letters import letter_for
+from semel.policy import Policy
 from semel.testing.broker_contract import Sent
 from tests.audits import audit_entries
 from tests.brokers.places import Made, fifo, kafka, nats, rabbitmq, redis, sqs
@@ -78,3 +80,10 @@ async def scene(made: Made, folder: Path) -> None:
     await work()
     assert ran == [("a", b'{"n":1}')], "the same key as before, once"
     await broker.close()
+
+
+def test_a_letter_has_only_the_kind_if_no_errors_are_kept() -> None:
+    letter = letter_for("failed", "billing", "evt_1", ValueError("card 4242"), Policy(keep_errors=False))
+    assert letter.error == "builtins.ValueError: the message was not kept"
+    assert letter.stack == ""
+    assert "4242" in letter_for("failed", "billing", "evt_1", ValueError("card 4242"), Policy()).error

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from semel.brokers.retry_queue import FailureLog
+from semel.brokers.source import DeadLetterInfo
 from semel.observe.limited_log import BURST, OutageLog, RateLimit
 
 
@@ -38,6 +39,19 @@ def test_a_failure_is_logged_with_key_attempt_and_traceback(caplog: pytest.LogCa
     assert "RuntimeError: closed\\x1b[2J" in caplog.text
 
 
+def test_a_dead_letter_without_its_body_is_not_said_to_be_replayable(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = FailureLog("kafka://localhost/orders")
+    log.log_dead_letter(DeadLetterInfo(reason="attempts", consumer="billing", key="k1"))
+    log.log_dead_letter(
+        DeadLetterInfo(reason="attempts", consumer="billing", key="k2", body_at="orders/3/17")
+    )
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("; semel dlq replay runs it again")
+    assert second.endswith("its body is left out, so publish it again from where it was: orders/3/17")
+
+
 def test_an_outage_is_reported_at_once_then_once_a_minute_then_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -55,4 +69,22 @@ def test_an_outage_is_reported_at_once_then_once_a_minute_then_its_end(
         "nats://away has been unreachable for 60 s: refused",
         "nats://away has been unreachable for 120 s: refused",
         "nats://away answers again after 149.0 s",
+    ]
+    events = [getattr(record, "event", "") for record in caplog.records]
+    assert events == [*["source_outage"] * 3, "source_outage_end"]
+
+
+def test_an_error_of_a_call_from_before_the_answer_is_no_new_outage(caplog: pytest.LogCaptureFixture) -> None:
+    steady = Steady()
+    outage = OutageLog(logging.getLogger("semel.test"), "the store", steady, grace_s=1.0)
+    for second, report in [(0.0, True), (2.0, False), (2.9, True), (3.1, True)]:
+        steady.now_s = second
+        if report:
+            outage.report("refused")
+        else:
+            outage.end()
+    assert [line.getMessage().split(":")[0] for line in caplog.records] == [
+        "the store cannot be reached",
+        "the store answers again after 2.0 s",
+        "the store cannot be reached",
     ]

@@ -20,9 +20,9 @@ from semel.brokers.transaction_connections import AsyncPostgresDesk
 from semel.client import deliver
 from semel.core.commands import Claim, Settle
 from semel.errors import UsageError
+from semel.testing.proxy import Proxy
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, queue, send, working
-from tests.faults.proxy import Proxy
 from tests.services import postgres
 from tests.waiting import until
 
@@ -123,6 +123,30 @@ async def test_nothing_is_acknowledged_before_the_commit(queue: Queue, ledger: L
     send(queue, "a", "b")
     await worked(queue, ledger, credit, source=source)
     assert at_ack[0] == ["a", "b"]
+
+
+async def test_ids_that_are_too_old_or_no_ids_are_dead_letters_and_the_others_run_once(
+    queue: Queue, ledger: Ledger
+) -> None:
+    """With declared ids. Only PostgreSQL, whose partitions go, has ids that are too old."""
+    good = [semel.keys.uuid7("wallet") for _ in range(3)]
+    old = "00000000-7c1a-7b2e-9f60-2a4c8d1e5f37"  # of 1970
+    send(queue, *good, old, "order-17", *good)
+    failed: list[str] = []
+
+    async def credit(connection: Any, paid: Paid) -> None:
+        if paid.order == good[0] and not failed:
+            failed.append(paid.order)
+            raise RuntimeError("once")  # its attempt is a claim, in the partition of its mark
+        await connection.execute(ledger.insert, (paid.order,))
+
+    policy = replace(PATIENT, late="hold")
+    runner = await worked(queue, ledger, credit, client={"ids": "uuid7", "policy": policy})
+    late = [old] if ledger.kind == "postgres" else []
+    assert ledger.keys() == sorted([*good, *([] if late else [old])])
+    assert sorted(letter.key or "" for _, letter in queue.dead if letter.reason == "late") == late
+    assert [letter.reason for _, letter in queue.dead if letter.reason != "late"] == ["no-key"]
+    assert runner.counts.duplicates == 3
 
 
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "awaits"])

@@ -5,15 +5,18 @@ import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from semel.brokers import Arrival, Source
+from semel.brokers.dead_letters import replay
 from semel.brokers.kafka.client import CLIENT_LOG, Offsets
 from semel.brokers.kafka.source import KafkaSource, from_url
 from semel.brokers.probes import look_at
+from semel.errors import GiveUp
 from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
 from semel.testing.broker_conditions import TombstonePolicy
@@ -23,6 +26,7 @@ from tests.brokers.storm import Storm
 from tests.brokers.topics import Topic
 from tests.services import kafka as service
 from tests.services.kcat import kcat
+from tests.services.packages import locked
 from tests.services.server import NOBODY
 from tests.waiting import until
 
@@ -45,15 +49,25 @@ class TestKafka(broker_contract.BrokerSuite):
     async def cut_off_broker(self) -> CutOff:
         broker = await self.broker()
         behind, advertised = service.behind_a_proxy()
+        turn = locked(
+            f"semel-kafka-proxy-{advertised}"
+        )  # the broker names one port: one test at a time has it
+        await asyncio.to_thread(turn.__enter__)
         url = broker.url.replace(broker.address, behind)
-        return CutOff(broker, f"{url}&session_s=1.5", from_url, at=advertised)
+        return CutOff(broker, f"{url}&session_s=1.5", from_url, at=advertised, turn=turn)
 
     def away(self) -> Source:
         return from_url(f"kafka://127.0.0.1:{NOBODY}/t?group=g")
 
     def with_wrong_credentials(self) -> list[Source]:
+        return [from_url(self._refused())]
+
+    def _refused(self) -> str:
         options = "security=SASL_PLAINTEXT&mechanism=PLAIN&username=semel&password=wrong"
-        return [from_url(f"kafka://{service.secured()}/missing?group=g&{options}")]
+        return f"kafka://{service.secured()}/missing?group=g&{options}"
+
+    def probes_with_wrong_credentials(self) -> list[Awaitable[SourceFacts]]:
+        return [look_at(self._refused())]
 
     def at_missing_places(self) -> list[Source]:
         return [from_url(f"kafka://{service.servers()}/missing?group=g")]
@@ -65,6 +79,9 @@ class TestKafka(broker_contract.BrokerSuite):
     async def without_dead_letter_place(self) -> Topic:
         return await asyncio.to_thread(Bare)
 
+    async def remove_dead_letter_place(self, broker: Any) -> None:
+        await asyncio.to_thread(broker.delete_dead_letters)
+
     def bytes_near_limit(self) -> int:
         return 1_048_450
 
@@ -73,6 +90,18 @@ class TestKafka(broker_contract.BrokerSuite):
 
     async def probe(self, broker: Any) -> SourceFacts:
         return await look_at(broker.url)
+
+
+if "SEMEL_SOAK" in os.environ:  # storms, transactions and dedup run on both releases in the short form too
+
+    @pytest.mark.slow
+    class TestKafka4(TestKafka):
+        """The whole contract on the other release: the server of groups and transactions is another one there."""
+
+        @pytest.fixture(autouse=True)
+        def _on_kafka_4(self) -> Iterator[None]:
+            with service.release("kafka-4"):
+                yield
 
 
 def test_an_offset_never_passes_one_that_is_not_done() -> None:
@@ -85,6 +114,7 @@ def test_an_offset_never_passes_one_that_is_not_done() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
+@pytest.mark.usefixtures("every_kafka")
 def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
     async def scene() -> None:
         topic = await asyncio.to_thread(Topic)
@@ -161,6 +191,54 @@ def test_a_consumer_that_receives_nothing_for_longer_than_the_poll_interval_stay
         assert sorted(scene.ran) == ["k0", "k1", "k2", "k3"]
         assert runner.counts.received == 4, "nobody took its partitions, so nothing came twice"
         assert runner.counts.acked == 4
+
+    on_topic(scene_of)
+
+
+@pytest.mark.slow
+def test_a_replayed_dead_letter_has_the_key_of_its_record_and_a_tombstone_stays_one() -> None:
+    """On a compacted topic an empty value would bring back what the tombstone deletes."""
+
+    async def scene_of(topic: Topic) -> None:
+        scene = Scene(topic)
+        got: list[tuple[Any, Any]] = []
+
+        async def give_up(_message: Arrival) -> None:
+            raise GiveUp("not now")
+
+        async def collect(message: Arrival) -> None:
+            got.append((message.handle.key, message.body))
+
+        async with scene.client() as once:
+            await topic.send([Sent("a", None, "order/ä"), Sent("b", b"{}", "order/ä")])
+            async with scene.running(give_up, once=once):
+                await scene.wait_until_settled()
+            queue = from_url(topic.url)
+            await queue.visit()
+            for dead in await queue.look(10):
+                await replay(queue, dead, once)
+            assert await queue.look(10) == []
+            await queue.close()
+            async with scene.running(collect, once=once):
+                await scene.wait_until_settled()
+        assert sorted(got, key=str) == sorted(
+            [("order/ä".encode(), None), ("order/ä".encode(), b"{}")], key=str
+        )
+
+    on_topic(scene_of)
+
+
+@pytest.mark.slow
+def test_a_probe_of_a_pattern_reads_all_topics_that_match() -> None:
+    """Their longest retention counts; topics of dead letters are none of them."""
+
+    async def scene_of(topic: Topic) -> None:
+        pattern = f"kafka://{topic.address}?topic=^{topic.name}&group=g"
+        facts, one = await look_at(pattern), await look_at(topic.url)
+        assert facts.horizon_s == one.horizon_s == 7 * 86400
+        none = await look_at(f"kafka://{topic.address}?topic=^nothing-{topic.name}&group=g")
+        assert none.horizon_s is None
+        assert "matches" in none.notes[0]
 
     on_topic(scene_of)
 

@@ -44,6 +44,7 @@ def on_stage(scene_of: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("every_kafka")
 def test_outputs_and_offsets_are_committed_together_once_for_each_key() -> None:
     async def scene_of(scene: Scene) -> None:
         keys = [f"k{n}" for n in range(60)]
@@ -62,6 +63,7 @@ def test_outputs_and_offsets_are_committed_together_once_for_each_key() -> None:
     on_stage(scene_of)
 
 
+@pytest.mark.usefixtures("every_kafka")
 def test_an_aborted_transaction_leaves_nothing_that_a_reader_sees() -> None:
     async def handler(message: Arrival) -> Output:
         return Output(message.body if message.body != b"k7" else b"x" * 2_000_000)
@@ -137,6 +139,7 @@ def test_a_busy_key_is_waited_for_while_other_partitions_go_on() -> None:
     on_stage(scene_of)
 
 
+@pytest.mark.usefixtures("every_kafka")
 def test_the_younger_of_two_with_one_transactional_id_fences_the_older() -> None:
     async def scene_of(scene: Scene) -> None:
         id_ = f"tx-{scene.pipe.name}"
@@ -155,6 +158,7 @@ def test_the_younger_of_two_with_one_transactional_id_fences_the_older() -> None
     on_stage(scene_of)
 
 
+@pytest.mark.usefixtures("every_kafka")
 def test_a_stopped_process_that_wakes_up_after_others_took_over_writes_nothing(tmp_path: Path) -> None:
     async def scene_of(scene: Scene) -> None:
         keys = [f"k{n}" for n in range(12)]
@@ -260,6 +264,7 @@ def test_a_mark_that_was_taken_away_lets_the_event_run_again() -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("every_kafka")
 def test_workers_killed_with_9_amid_load_and_every_output_is_there_once(tmp_path: Path) -> None:
     chance = random.Random(7)
     soak = "SEMEL_SOAK" in os.environ
@@ -324,6 +329,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("every_kafka")
 def test_semel_consume_works_in_transactions(app: Path) -> None:
     async def scene_of(scene: Scene) -> None:
         pipe = scene.pipe

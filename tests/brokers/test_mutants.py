@@ -81,7 +81,9 @@ def give_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_on_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        runner, "work_for", lambda route, threads, _is_stopping: work_for(route, threads, lambda: False)
+        runner,
+        "work_for",
+        lambda route, threads, _, on_retry: work_for(route, threads, lambda: False, on_retry),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,18 +91,24 @@ class TestNats(broker_contract.BrokerSuite):
         return from_url(f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d")
 
     def with_wrong_credentials(self) -> list[Source]:
+        return [from_url(url) for url in self._refused()]
+
+    def _refused(self) -> list[str]:
         host = service.secured().removeprefix("nats://")
-        return [
-            from_url(f"nats://semel:wrong@{host}?stream=S&durable=d"),
-            from_url(f"nats://wrong-token@{host}?stream=S&durable=d"),
-            from_url(f"nats://{host}?stream=S&durable=d"),
-        ]
+        users = ("semel:wrong@", "wrong-token@", "")
+        return [f"nats://{user}{host}?stream=S&durable=d" for user in users]
+
+    def probes_with_wrong_credentials(self) -> list[Awaitable[SourceFacts]]:
+        return [look_at(url) for url in self._refused()]
 
     def at_missing_places(self) -> list[Source]:
         return [from_url(f"{service.url()}?stream=missing&durable=d")]
 
     async def without_dead_letter_place(self) -> Stream:
         return await self.broker()
+
+    async def remove_dead_letter_place(self, broker: Any) -> None:
+        await broker.jetstream.delete_stream(f"{broker.name}-dead")
 
     def bytes_near_limit(self) -> int:
         return 1_048_300
@@ -118,6 +124,21 @@ class TestNats(broker_contract.BrokerSuite):
             return await look_at(broker.url())
         finally:
             await broker.close()
+
+
+@pytest.mark.service
+def test_no_dead_letters_are_an_empty_list() -> None:
+    async def scene() -> None:
+        stream = await Stream().connect()
+        source = from_url(stream.url())
+        try:
+            await source.open()  # creates the dead-letter stream, into which nothing was ever written
+            assert await source.look(10) == []
+        finally:
+            await source.close()
+            await stream.close()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.service

@@ -2,24 +2,33 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import aio_pika
 import pika
 import pytest
+from aio_pika.exceptions import DeliveryError
 
+import semel
+from semel import Policy
+from semel.brokers import Arrival, Runner
 from semel.brokers.probes import look_at
 from semel.brokers.rabbitmq import from_url
 from semel.brokers.source import Source
+from semel.cli import consume
+from semel.errors import SourceRefused
 from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.services import rabbitmq as service
+from tests.services import sqs_refusals
 from tests.services.server import NOBODY
+from tests.waiting import WITHIN_S, until
 
 
 class Queue:
@@ -95,17 +104,23 @@ class TestRabbitmq(broker_contract.BrokerSuite):
         return from_url(f"amqp://127.0.0.1:{NOBODY}/?queue=q")
 
     def with_wrong_credentials(self) -> list[Source]:
+        return [from_url(url) for url in self._refused()]
+
+    def _refused(self) -> list[str]:
         url = service.url()
-        return [
-            from_url(f"{url.replace('guest:guest', 'guest:wrong')}?queue=q"),
-            from_url(f"{url}missing?queue=q"),
-        ]
+        return [f"{url.replace('guest:guest', 'guest:wrong')}?queue=q", f"{url}missing?queue=q"]
+
+    def probes_with_wrong_credentials(self) -> list[Awaitable[SourceFacts]]:
+        return [look_at(url) for url in self._refused()]
 
     def at_missing_places(self) -> list[Source]:
         return [from_url(f"{service.url()}?queue=missing&kind=existing")]
 
     async def without_dead_letter_place(self) -> Queue:
         return await self.broker()
+
+    async def remove_dead_letter_place(self, broker: Any) -> None:
+        await broker.channel.queue_delete(f"{broker.name}.dead")
 
     async def probe(self, broker: Any) -> SourceFacts:
         return await look_at(broker.url)
@@ -117,6 +132,107 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
     async def scene() -> None:
         queue = await Queue().connect()
         await Storm(queue.url, tmp_path, seed).run(queue, 10_000 if "SEMEL_SOAK" in os.environ else 1000)
+        await queue.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_queue_of_delayed_messages_that_is_removed_is_made_again() -> None:
+    """The server confirms a message that no queue takes, and drops it."""
+
+    async def scene() -> None:
+        queue = await Queue().connect()
+        done = asyncio.Event()
+
+        async def handler(_message: Arrival) -> None:
+            attempt = semel.current().attempt
+            if attempt == 2:
+                await queue.channel.queue_delete(f"{queue.name}.retry.1s")
+            if attempt < 3:
+                raise ValueError("not yet")
+            done.set()
+
+        async with semel.aopen("memory:", consumer="c", policy=Policy(retry_delay_s=0.1)) as once:
+            runner = Runner(from_url(queue.url), handler, once=once)
+            running = asyncio.create_task(runner.run())
+            await queue.send([Sent("a", b"{}")])
+            async with asyncio.timeout(WITHIN_S):
+                await done.wait()
+            runner.stop()
+            await running
+        await queue.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_what_a_refused_probe_cannot_tell_is_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(consume, "REFUSED_S", 0.0)
+
+    async def scene() -> None:
+        queue = await Queue().connect()
+        with sqs_refusals.endpoint() as refusing:
+            async with semel.aopen("memory:", consumer="c") as once:
+                await consume.warn_of_short_windows(once, [f"{queue.url}&management={refusing}"])
+        await queue.close()
+
+    asyncio.run(scene())
+    said = capsys.readouterr().err
+    assert "may deliver a message again is unknown" in said
+    assert "the management API answers 501" in said
+
+
+@pytest.mark.slow
+def test_a_queue_that_was_declared_otherwise_is_refused_with_the_fix() -> None:
+    async def scene() -> None:
+        queue = await Queue().connect()
+        refused, existing = (from_url(f"{queue.url}&kind={kind}") for kind in ("classic", "existing"))
+        try:
+            with pytest.raises(SourceRefused, match="was declared otherwise: add kind=existing to the URL"):
+                await refused.open()
+            await existing.open()
+        finally:
+            await refused.close()
+            await existing.close()
+            await queue.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_full_queue_of_dead_letters_that_was_declared_otherwise_stops_no_consumer() -> None:
+    """Declaring it again closes the channel that does so: it must not be the channel of the consumer."""
+    ran: list[str] = []
+
+    async def handler(message: Arrival) -> None:
+        ran.append(semel.current().key)
+        if ran[-1] == "bad":
+            raise ValueError("never")
+
+    async def scene() -> None:
+        queue = await Queue().connect()
+        full = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
+        dead = await queue.channel.declare_queue(f"{queue.name}.dead", durable=True, arguments=full)
+        for _ in range(9):  # it takes a few more than its limit
+            with suppress(DeliveryError):
+                await queue.channel.default_exchange.publish(aio_pika.Message(b"full"), dead.name)
+        policy = Policy(max_attempts=1, retry_delay_s=0.1)
+        async with semel.aopen("memory:", consumer="c", policy=policy) as once:
+            runner = Runner(from_url(queue.url), handler, once=once)
+            running = asyncio.create_task(runner.run())
+            await queue.send([Sent("bad", b"{}")])
+            await until(lambda: runner.counts.stuck == 1)
+            await queue.send([Sent("good", b"{}")])
+            await until(lambda: "good" in ran)
+            await dead.purge()
+            await until(lambda: runner.counts.dead_lettered == 1)
+            await until(lambda: runner.counts.acked == 2)
+            runner.stop()
+            await running
+        assert ran.count("bad") == 1
         await queue.close()
 
     asyncio.run(scene())

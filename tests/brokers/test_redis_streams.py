@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,11 +81,20 @@ class TestRedisStreams(broker_contract.BrokerSuite):
         return from_url(f"redis://127.0.0.1:{NOBODY}/0?stream=s&group=g")
 
     def with_wrong_credentials(self) -> list[Source]:
+        return [from_url(self._refused())]
+
+    def _refused(self) -> str:
         host = service.place("streams").partition("?")[0].removeprefix("redis://")
-        return [from_url(f"redis://somebody:wrong@{host}?stream=s&group=g")]
+        return f"redis://somebody:wrong@{host}?stream=s&group=g"
+
+    def probes_with_wrong_credentials(self) -> list[Awaitable[SourceFacts]]:
+        return [look_at(self._refused())]
 
     async def without_dead_letter_place(self) -> Stream:
         return Stream()
+
+    async def remove_dead_letter_place(self, broker: Any) -> None:
+        await broker.redis.delete(f"{broker.name}.dead")
 
     async def probe(self, broker: Any) -> SourceFacts:
         return await look_at(f"{broker.url}?stream={broker.name}&group=g")

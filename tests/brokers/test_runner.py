@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
 import semel
 from semel.brokers import Arrival, Route, Runner, RunnerLimits
+from semel.core.settlement import retry_dead_letter
 from semel.errors import KeyMissing, SourceUnavailable
+from semel.observe.prometheus import PrometheusHook
 from semel.stores import MemoryStore
 from semel.testing.queue import Queue
 from tests.waiting import until
@@ -150,6 +153,44 @@ async def test_a_dead_letter_that_is_not_taken_is_said_again(queue: Queue) -> No
     assert refusals == 0
 
 
+async def test_a_refused_dead_letter_is_counted_and_has_the_handlers_error_also_after_a_restart(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, ran, refusals = CollectorRegistry(), 0, 0
+    policy = semel.Policy(max_attempts=1, retry_delay_s=0.01)
+    once = client(policy=policy, hooks=[PrometheusHook(registry)])
+
+    async def charge(message: Arrival) -> None:
+        nonlocal ran
+        ran += 1
+        raise ValueError("never")
+
+    async def refuse(arrival: Arrival, letter: Any) -> None:
+        nonlocal refusals
+        refusals += 1
+        raise SourceUnavailable("no such place")
+
+    source = queue.source()
+    source.dead_letter = refuse  # type: ignore[method-assign]
+    send(queue, "a")
+    first = Runner(source, charge, once=once)
+    await working(first, lambda: until(lambda: refusals >= 4))
+    stuck = registry.get_sample_value("semel_dead_letters_stuck_total", {"consumer": "billing"})
+    assert (ran, first.counts.errors, first.counts.stuck, stuck) == (1, 1, 1, refusals)
+    assert "the handler failed" not in caplog.text, "it ran once, and the line about its dead letter says why"
+    assert caplog.text.count("a dead letter cannot be written") == 1
+    await working(Runner(queue.source(), charge, once=once), lambda: until(lambda: len(queue) == 0))
+    [(_, letter)] = queue.dead
+    assert ran == 1
+    assert letter.error.endswith("attempt 1 raised ValueError: never")
+    assert letter.stack.endswith(".charge")
+
+
+def test_a_refused_dead_letter_is_tried_again_within_half_a_minute() -> None:
+    policy = semel.Policy(retry_delay_s=3.0)
+    assert [retry_dead_letter(policy, attempt).delay_s for attempt in (1, 2, 4, 5, 99)] == [3, 6, 24, 30, 30]
+
+
 async def test_what_does_not_read_as_the_annotation_says_is_poison(queue: Queue) -> None:
     async def charge(paid: Paid) -> None:
         raise AssertionError
@@ -181,6 +222,13 @@ async def test_a_message_without_a_key_is_buried_or_refused(queue: Queue) -> Non
     with pytest.raises(KeyMissing):
         await Runner(queue.source(), charge, once=client(), pace=RunnerLimits(no_key="refuse")).run()
     assert len(queue) == 1
+
+
+def test_a_message_without_a_body_that_has_no_key_is_refused_with_the_fix() -> None:
+    route = Route(print, once=client(), key=semel.keys.body("order"))
+    tombstone = Arrival(headers={"message_id": "a"}, body=None, transport="kafka")
+    with pytest.raises(KeyMissing, match="tombstones=skip"):
+        route.delivery(tombstone, "", None)
 
 
 async def test_a_busy_one_is_parked_until_its_owner_is_done_and_never_dropped(queue: Queue) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,7 +105,8 @@ class Queue:
 
     async def close(self) -> None:
         for url in self.urls:
-            await asyncio.to_thread(self.sqs.delete_queue, QueueUrl=url)
+            with suppress(self.sqs.exceptions.QueueDoesNotExist):  # a scenario may have removed it
+                await asyncio.to_thread(self.sqs.delete_queue, QueueUrl=url)
         self.sqs.close()
 
 
@@ -135,16 +137,22 @@ class TestSqs(broker_contract.BrokerSuite):
             yield
 
     def with_wrong_credentials(self) -> list[Source]:
-        return [
-            from_url(f"sqs://eu-west-1/missing?endpoint={self.refusing}/{code}")
-            for code in sqs_refusals.REFUSED
-        ]
+        return [from_url(url) for url in self._refused()]
+
+    def _refused(self) -> list[str]:
+        return [f"sqs://eu-west-1/missing?endpoint={self.refusing}/{code}" for code in sqs_refusals.REFUSED]
+
+    def probes_with_wrong_credentials(self) -> list[Awaitable[SourceFacts]]:
+        return [look_at(url) for url in self._refused()]
 
     def at_missing_places(self) -> list[Source]:
         return [from_url(f"sqs://eu-west-1/missing?endpoint={service.url()}")]
 
     async def without_dead_letter_place(self) -> Queue:
         return await asyncio.to_thread(bare, fifo=False)
+
+    async def remove_dead_letter_place(self, broker: Any) -> None:
+        await asyncio.to_thread(broker.sqs.delete_queue, QueueUrl=broker.urls[1])
 
     def bytes_near_limit(self) -> int:
         return 262_100
@@ -208,10 +216,13 @@ class TestFifo(broker_contract.BrokerSuite):
                 "an_outage_is_reported_once_and_a_stop_is_quick",
                 "an_outage_in_the_middle_is_reported_and_loses_nothing",
                 "a_stop_is_quick_while_connections_are_refused",
+                "a_stop_is_quick_though_the_broker_falls_silent_in_that_moment",
                 "a_stop_is_quick_while_the_broker_is_silent",
                 "wrong_credentials_end_the_runner",
                 "a_missing_place_ends_the_runner",
+                "a_place_for_dead_letters_that_is_removed_later_loses_nothing",
                 "a_body_near_the_limit_is_left_out_of_its_dead_letter",
+                "a_probe_with_wrong_credentials_is_refused",
                 "a_probe_reads_and_changes_nothing",
                 "a_window_shorter_than_the_horizon_is_warned_of",
                 "doctor_names_what_explain_names",

@@ -135,6 +135,10 @@ class Topic:
         finally:
             reader.close()
 
+    def delete_dead_letters(self) -> None:
+        for each in self.admin.delete_topics([f"{self.name}.dead"]).values():
+            each.result(30)
+
     async def close(self) -> None:
         names = [each.topic for each in self._topics]
         for each in self.admin.delete_topics(names).values():

@@ -9,21 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pika
 import pytest
 import redis
 
+from semel.brokers.probes import look_at
+from semel.observe.doctor import of_source
 from semel.testing.broker_contract import Sent
 from tests.brokers.topics import Topic
-from tests.cli.processes import WITHIN_S, semel, start
+from tests.cli.processes import WITHIN_S, semel, start, warm
 from tests.services import kafka as kafka_service
 from tests.services import nats as nats_service
+from tests.services import postgres as postgres_service
 from tests.services import rabbitmq as rabbitmq_service
 from tests.services import redis as redis_service
 from tests.services import sqs as sqs_service
 from tests.services import sqs_refusals
 from tests.services.server import NOBODY
 
-pytestmark = pytest.mark.slow
+__all__ = ["warm"]
+
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.slow]
 
 APP = """
 from semel import GiveUp
@@ -256,6 +262,39 @@ def test_failures_are_logged_and_what_is_left_shows_in_the_exit_code(tmp_path: P
     assert said.count("RuntimeError: the bank is closed") == 3, "each with its traceback"
 
 
+def test_what_a_dead_consumer_holds_shows_in_the_exit_code(tmp_path: Path) -> None:
+    stream = Stream(3)
+    with redis.Redis.from_url(stream.url.partition("?")[0]) as client:
+        client.xgroup_create(stream.name, "g", "0")
+        client.xreadgroup("g", "dead", {stream.name: ">"}, count=2)
+    ended = semel(
+        "consume", "app:note", "--from", stream.url, "--store", "memory:", "--until-idle", cwd=tmp_path
+    )
+    assert ended.returncode == 75, ended.stderr
+    assert b"1 received, 1 acknowledged" in ended.stderr
+    assert b"2 messages are held by another consumer" in ended.stderr
+
+
+def test_messages_that_wait_for_another_attempt_show_in_the_exit_code_of_the_next_run(tmp_path: Path) -> None:
+    server, queue = rabbitmq_service.url(), f"t-{os.urandom(6).hex()}"
+    url = f"{server}?queue={queue}&kind=classic"
+    with pika.BlockingConnection(pika.URLParameters(server)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
+        channel.basic_publish("", queue, b"{}", pika.BasicProperties(message_id="a"))
+        arguments = ["--from", url, "--store", "sqlite:///s.db", "--until-idle", "--retry-delay", "2m"]
+        first, second = (semel("consume", "app:fail", *arguments, cwd=tmp_path) for _ in range(2))
+        facts = asyncio.run(look_at(url))
+        for name in (queue, f"{queue}.dead", f"{queue}.retry.120s"):
+            channel.queue_delete(name)
+    assert b"1 message failed and is left" in first.stderr
+    assert b"0 received" in second.stderr
+    assert b"1 message of an earlier run waits for another attempt" in second.stderr
+    assert (first.returncode, second.returncode) == (75, 75)
+    assert facts.delayed == 1
+    assert any("1 waits for another attempt" in each.what for each in of_source(facts, 0.0, 0))
+
+
 def test_dead_letters_are_logged_with_their_reason(tmp_path: Path) -> None:
     stream = Stream(2)
     arguments = ["--from", stream.url, "--store", "sqlite:///s.db", "--until-idle"]
@@ -277,3 +316,54 @@ def test_a_window_shorter_than_the_horizon_is_warned_of(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert "The window of 1h ends" in said[-1]
+
+
+def test_the_window_is_warned_of_also_if_the_broker_comes_later(tmp_path: Path) -> None:
+    with redis_service.own(tmp_path) as server:
+        server.stop()
+        url = f"{server.url}?stream=s&group=g"
+        arguments = ["consume", "app:note", "--from", url, "--store", "memory:", "--window", "1h"]
+        with start(*arguments, cwd=tmp_path) as process:
+            try:
+                lines_until(process, "cannot be reached")
+                server.start()
+                said = lines_until(process, "warning: ")
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=WITHIN_S)
+            finally:
+                process.kill()
+    assert "The window of 1h ends" in said[-1]
+
+
+ADOPTING = """
+import semel
+from semel.brokers import Route
+from semel.policy import InboxColumns, InboxTable
+
+table = InboxTable({table!r}, InboxColumns(event_id="id"))
+wallet = semel.aopen({url!r}, consumer="wallet", mode="inbox", policy=semel.Policy(inbox_table=table))
+
+def credit(connection, message):
+    connection.execute("INSERT INTO {table}_effects DEFAULT VALUES")
+
+routes = [Route(credit, once=wallet)]
+"""
+
+
+def test_routes_may_use_a_table_of_the_application_as_inbox(tmp_path: Path) -> None:
+    url, table = postgres_service.place(tmp_path), f"t_{os.urandom(6).hex()}"
+    execute = postgres_service.execute
+    execute(url, f"CREATE TABLE {table} (id text PRIMARY KEY)")
+    execute(url, f"CREATE TABLE {table}_effects (number bigserial)")
+    execute(url, f"INSERT INTO {table} VALUES ('k0')")
+    (tmp_path / "adopting.py").write_text(ADOPTING.format(url=url, table=table))
+    stream = Stream(3)
+    arguments = ["--from", stream.url, "--store", "memory:", "--until-idle"]
+    ended = semel("consume", "adopting:routes", *arguments, cwd=tmp_path)
+    said = ended.stderr.decode()
+    assert ended.returncode == 0, said
+    assert "as 'wallet', mode inbox" in said
+    assert "3 received, 3 acknowledged, 1 duplicate," in said
+    assert "window" not in said, "the rows of such a table have none"
+    assert execute(url, f"SELECT id FROM {table} ORDER BY 1") == [("k0",), ("k1",), ("k2",)]
+    assert execute(url, f"SELECT count(*) FROM {table}_effects") == [(2,)]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from semel.cli.demo.queue import PHASES, VISIBILITY_S, DemoQueue, draw
+from semel.cli.demo.queue import PHASES, draw
 from semel.cli.demo.report import audit
 from semel.cli.demo.run import DemoProgress
 from semel.cli.demo.worker import DemoFolder
+from semel.testing.redelivery import VISIBILITY_S, RedeliveryQueue
 from tests.cli.processes import SEMEL, WITHIN_S, Terminal, semel, start, warm
 from tests.leftovers import await_none_left, marked_processes
 from tests.services.guard import MARKER
@@ -185,7 +186,7 @@ def test_a_seed_draws_one_storm() -> None:
 
 
 def test_the_queue_delivers_until_it_is_acknowledged() -> None:
-    queue = DemoQueue(["a"])
+    queue = RedeliveryQueue(["a"])
     assert queue.take(1, now=0.0) == 0
     assert queue.take(2, now=0.0) is None
     queue.abandon(1)

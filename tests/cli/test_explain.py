@@ -29,7 +29,7 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
     assert answer.code == 0
     told = answer.json()
     assert set(told) == {
-        "mode", "store", "sources", "consumer", "sink", "window_s", "window_from", "lease_s", "probe",
+        "mode", "store", "sources", "consumer", "sink", "window", "window_s", "window_from", "lease_s", "probe",
         "on_unavailable", "how", "crashes", "weakened_by", "table_holds", "horizon_known", "required", "satisfied",
     }  # fmt: skip
     assert {each["window"]: (each["effects"], each["flagged"]) for each in told["crashes"]} == {

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -227,7 +228,8 @@ class ListSink(BrokenSink):
 
 
 def test_lines_that_were_not_written_are_not_marked(tmp_path: Path) -> None:
-    with library.open(SqliteStore(tmp_path / "seen.db"), consumer="filter", mode="mark") as client:
+    store = SqliteStore(tmp_path / "seen.db")
+    with closing(store), library.open(store, consumer="filter", mode="mark") as client:
         sieve = Sieve(client, _marking(client, ""), Keys("id", 1000), Malformed.KEEP, print)
         with pytest.raises(BrokenPipeError):
             sieve.take(Block("x", 1, lines("a", "b")), BrokenSink())
@@ -241,6 +243,8 @@ def test_marks_are_seen_by_others_only_after_the_block(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "seen.db", busy_wait_s=0)
     other = SqliteStore(tmp_path / "seen.db")
     with (
+        closing(store),
+        closing(other),
         library.open(store, consumer="filter", mode="mark") as client,
         library.open(other, consumer="filter", mode="mark") as rival,
     ):

@@ -1,13 +1,15 @@
 """`semel import`: what another system has processed is known afterwards, once and for the rest of its window."""
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 import uuid
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from semel.cli.imports.run import Importer
 from semel.cli.imports.sources import PAGE, source_for, time_us_of
 from semel.stores.sqlite import SqliteStore
 from semel.types import Done, Record
-from tests.cli.shell import semel
+from tests.cli.shell import semel, terminal
 from tests.services import postgres, redis
 
 ROWS = 2 * PAGE + 500
@@ -104,23 +106,27 @@ def test_a_consumer_in_mode_mark_gets_marks(app: Path) -> None:
 def test_a_killed_import_goes_on(app: Path) -> None:
     script = (
         "import os, signal, sys\n"
-        "from tests.cli.test_import import importer\n"
+        "from tests.cli.test_import import importing\n"
         "from pathlib import Path\n"
-        "importer(Path(sys.argv[1])).run(lambda made: made.read >= 1000 and os.kill(os.getpid(), signal.SIGKILL))\n"
+        "with importing(Path(sys.argv[1])) as importer:\n"
+        "    importer.run(lambda made: made.read >= 1000 and os.kill(os.getpid(), signal.SIGKILL))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, app], check=False)
     assert ended.returncode == -signal.SIGKILL
     seen: list[int] = []
-    made = importer(app).run(lambda made: seen.append(made.read))
+    with importing(app) as importer:
+        made = importer.run(lambda made: seen.append(made.read))
     assert made.resumed
     assert made.read == ROWS + 1 - PAGE
     assert (made.written, made.known) == (made.verified, 0)
-    whole = importer(app).run(lambda _made: None)
+    with importing(app) as importer:
+        whole = importer.run(lambda _made: None)
     assert not whole.resumed
     assert (whole.written, whole.known, whole.verified) == (0, ROWS // 2, ROWS // 2)
 
 
-def importer(folder: Path) -> Importer:
+@contextmanager
+def importing(folder: Path) -> Iterator[Importer]:
     """The same import as the command's."""
     store = SqliteStore(folder / "semel.db")
     store.open()
@@ -131,7 +137,13 @@ def importer(folder: Path) -> Importer:
         time="processed_at",
         pattern=None,
     )
-    return Importer(store, source, tenant="", consumer="billing", window_us=24 * 3600 * 10**6, kind="records")
+    try:
+        yield Importer(
+            store, source, tenant="", consumer="billing", window_us=24 * 3600 * 10**6, kind="records"
+        )
+    finally:
+        source.close()
+        store.close()
 
 
 @pytest.mark.parametrize("kind", ["uuid", "bigint"])
@@ -213,3 +225,18 @@ def test_copies_of_a_key_in_a_file_are_known_and_verified(kind: str, tmp_path: P
     assert ended.code == 0, ended.err
     made = ended.json()
     assert (made["written"], made["known"], made["verified"]) == (10, 5, 15)
+
+
+def test_a_terminal_shows_a_bar_and_the_counts_and_a_pipe_no_bar(app: Path) -> None:
+    given = (
+        "import", "sqlite:///app.db", "--time", "processed_at", "--store", "sqlite:///semel.db",
+        "--consumer", "billing", "--window", "24h",
+    )  # fmt: skip
+    with terminal(*given, cwd=app) as shown:
+        assert shown.end() == 0
+    assert re.search(rf"importing .*{ROWS + 1}", shown.text)
+    assert re.search(rf"written +{ROWS // 2:,}", shown.text)
+    assert re.search(rf"verified +{ROWS // 2:,}", shown.text)
+    again = semel(*given, cwd=app)
+    assert (again.code, again.err) == (0, "")
+    assert f"known\t{ROWS // 2:,}" in again.out

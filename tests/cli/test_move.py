@@ -1,5 +1,6 @@
 """`semel move`: an operator closes the old store and finishes the move, each when it is safe."""
 
+from contextlib import closing
 from pathlib import Path
 
 import semel as library
@@ -16,7 +17,8 @@ def test_a_move_is_closed_and_finished_by_an_operator(tmp_path: Path) -> None:
     old, new = f"sqlite:///{tmp_path / 'old.db'}", f"sqlite:///{tmp_path / 'new.db'}"
     nothing = move(tmp_path, "status")
     assert (nothing.code, "no such consumer is moving" in nothing.err) == (5, True)
-    with library.open(library.migrating(old=old, new=new), consumer="billing", window="1s") as once:
+    store = library.migrating(old=old, new=new)
+    with closing(store), library.open(store, consumer="billing", window="1s") as once:
         once.run("evt_1", str)
     # The names of both stores in the notes are those of the processes, so the operator's paths are theirs, too.
     both = ("--old", old, "--new", new)

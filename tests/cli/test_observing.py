@@ -6,12 +6,15 @@ import re
 import signal
 import sqlite3
 import subprocess
+import threading
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from websockets.sync.server import ServerConnection, serve
 
 import semel as library
 from semel.core.commands import Count
@@ -66,12 +69,12 @@ def stream() -> str:
     return f"{url}?stream={name}&group=g"
 
 
-def scrape(port: int) -> dict[str, float]:
+def scrape(port: int, kinds: str = "events|dead") -> dict[str, float]:
     """The counters of deliveries, by name and labels."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=WITHIN_S) as answer:
         text = answer.read().decode()
-    found = re.findall(r"^semel_((?:events|dead)\w+)_total\{(.*)\} (\S+)$", text, re.MULTILINE)
+    found = re.findall(rf"^semel_((?:{kinds})\w+)_total(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
     return {f"{name} {labels}": float(value) for name, labels, value in found}
 
 
@@ -178,6 +181,70 @@ def test_relay_writes_figures(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     counts = figures(f"sqlite:///{place / 'app.db'}")["relay"]
     assert (counts.received, counts.processed) == (1, 1)
+
+
+def await_figures(port: int, wanted: dict[str, float]) -> None:
+    """Scrape until the sums of these counters are as wanted."""
+    found: dict[str, float] = {}
+
+    def is_so() -> bool:
+        found.clear()
+        for key, value in scrape(port, "events|outbox").items():
+            name = key.partition(" ")[0]
+            found[name] = found.get(name, 0) + value
+        return wanted.items() <= found.items()
+
+    assert await_true(is_so, WITHIN_S), found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WITHIN_S) == 0
+
+
+def test_listen_serves_metrics(place: Path) -> None:
+    over = threading.Event()
+
+    def feed(connection: ServerConnection) -> None:
+        for key in ("one", "one", "two"):
+            connection.send(json.dumps({"id": key, "type": "order.paid"}))
+        over.wait(WITHIN_S)
+
+    (place / "heard_app.py").write_text("async def handle(event):\n    pass\n")
+    with serve(feed, "127.0.0.1", 0) as source:
+        thread = threading.Thread(target=source.serve_forever)
+        thread.start()
+        port = source.socket.getsockname()[1]
+        arguments = (f"ws://127.0.0.1:{port}", "heard_app:handle", "--store", "sqlite:///e.db")
+        with start("listen", *arguments, "--metrics", ":0", cwd=place) as process:
+            try:
+                wanted = {"events_received": 3.0, "events_processed": 2.0, "events_duplicate": 1.0}
+                await_figures(port_of(process, []), wanted)
+                end(process)
+            finally:
+                process.kill()
+                over.set()
+        source.shutdown()
+        thread.join(WITHIN_S)
+    assert figures(f"sqlite:///{place / 'e.db'}")["listen"].processed == 2
+
+
+def test_relay_serves_metrics(place: Path) -> None:
+    with (
+        library.open(f"sqlite:///{place / 'app.db'}", consumer="shop", mode="inbox") as once,
+        closing(sqlite3.connect(place / "app.db", isolation_level=None)) as connection,
+    ):
+        connection.execute("BEGIN IMMEDIATE")
+        for number in range(3):
+            once.outbox(connection).publish(Message("order.paid", {"id": number}))
+        connection.execute("COMMIT")
+    with start("relay", "--from", "sqlite:///app.db", "--metrics", ":0", cwd=place) as process:
+        try:
+            port = port_of(process, [])
+            await_figures(port, {"events_received": 3.0, "events_processed": 3.0, "outbox_published": 3.0})
+            end(process)
+        finally:
+            process.kill()
 
 
 def test_figures_can_be_switched_off_and_a_wrong_hook_is_refused(place: Path, stream: str) -> None:

@@ -38,6 +38,7 @@ SERVE = {
     "answer_max": 8388608,
     "batch_max": 1000,
     "lease_max": "15m",
+    "window_max": "forever",
     "rate": 1000.0,
     "items_rate": 100000.0,
     "bytes_rate": 67108864.0,
@@ -53,6 +54,7 @@ SERVE = {
     "write_wait": "30s",
     "drain": "30s",
     "unready": "0s",
+    "dead_letters": "",
     "dashboard": True,
 }
 
@@ -224,6 +226,7 @@ def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
         ("postgresql://me:a/b@host:5432/app?x=1", "postgresql://me:***@host:5432/app?x=1"),
         ("https://h/?apikey=abc&x=1", "https://h/?apikey=***&x=1"),
         ("https://h/?api_key=abc", "https://h/?api_key=***"),
+        ("https://h/?access_key=abc&AccountKey=d", "https://h/?access_key=***&AccountKey=***"),
         ("https://h/?a=1&sig=abc#f", "https://h/?a=1&sig=***#f"),
         ("https://h/?X-Amz-Signature=abc", "https://h/?X-Amz-Signature=***"),
         ("tiers://?cache=redis://:a@c/0&truth=redis://:b/c@d/1", "tiers://?cache=redis://:***@c/0&truth=redis://:***@d/1"),

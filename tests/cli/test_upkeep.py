@@ -91,7 +91,7 @@ def test_a_window_for_existing_records_needs_a_yes(place: Path) -> None:
     assert semel("show", "evt_decimal", cwd=place).code == 5
 
 
-@pytest.mark.parametrize("window", ["soon", "-1h", "1y", "1ms", "400d"])
+@pytest.mark.parametrize("window", ["soon", "-1h", "1y", "1ms", "4000d"])
 def test_a_window_that_is_none_is_refused(place: Path, window: str) -> None:
     assert semel("window", "set", "billing", "--", window, cwd=place).code == 2
 
@@ -129,3 +129,26 @@ def test_looking_records_no_mode(place: Path) -> None:
         semel(*command, "--consumer", "stranger", cwd=place)
     names = [each["consumer"] for each in semel("consumer", "list", "--json", cwd=place).json()["consumers"]]
     assert "stranger" not in names
+
+
+def test_a_window_without_end_is_shown_as_a_word(tmp_path: Path) -> None:
+    store = ["--store", "sqlite:///events.db"]
+    asked = ["--consumer", "billing", "--window", "forever", "--key", "evt_1"]
+    ran = semel("once", *store, *asked, "--", "true", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    semel("window", "set", "billing", "forever", "--type", "refund", *store, cwd=tmp_path)
+    assert semel("window", "get", "billing", "--type", "refund", *store, cwd=tmp_path).out == "forever\n"
+    (listed,) = semel("list", *store, "--json", cwd=tmp_path).json()["records"]
+    assert listed["expires_at"] == "forever"
+    assert "\tforever\t" in semel("list", *store, cwd=tmp_path).out
+    assert "forever: it stays until somebody forgets it" in semel("show", "evt_1", *store, cwd=tmp_path).out
+    assert semel("purge", *store, "--json", cwd=tmp_path).json()["removed"] == 0
+    told = semel("explain", *store, "--consumer", "billing", "--json", cwd=tmp_path).json()
+    assert (told["window"], told["window_from"], told["horizon_known"]) == ("forever", "seen", True)
+    assert any("every finished key stays" in each["what"] for each in told["weakened_by"])
+
+
+def test_a_window_without_end_is_refused_where_it_cannot_hold(tmp_path: Path) -> None:
+    refused = semel("explain", "--store", "memory:", "--window", "forever", cwd=tmp_path)
+    assert refused.code == 78
+    assert "cannot promise a window of forever" in refused.err

@@ -16,8 +16,13 @@ from tests.client.test_guard import guarded
 pytestmark = pytest.mark.anyio
 
 BY_TIME = keys.sliding("5m", "who", event_time="at", lateness="1h")
-NOON = datetime.now(UTC) - timedelta(minutes=30)
-"""Within the lateness, by every clock that the tests use."""
+NOON = datetime.now(UTC)
+"""Half an hour before the test began: within the lateness, by every clock that the tests use."""
+
+
+@pytest.fixture(autouse=True)
+def noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.NOON", datetime.now(UTC) - timedelta(minutes=30))
 
 
 def event(minutes: float, who: str = "ann", **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from semel import Delivery, Policy
 from semel.core.commands import Settle
 from semel.core.settlement import NotStarted
 from semel.runtime.process import worker_name
-from semel.types import ErrorInfo
+from semel.types import ErrorInfo, Failed
 from tests.client.clients import Either, Place
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +88,20 @@ async def test_a_policy_keeps_none(place: Place) -> None:
     await once.run("k", fails(ValueError("secret")))
     assert errors(place) == []
     assert all(item.error is None for item in place.spy.sent(Settle))
+
+
+@pytest.mark.parametrize("policy", [Policy(keep_errors=False, permanent=(ValueError,)),
+                                    Policy(keep_errors=False, max_attempts=1)])  # fmt: skip
+async def test_a_policy_keeps_only_the_kind_of_a_failure(place: Place, policy: Policy) -> None:
+    """Duplicates are answered with the failure, so that something must stay."""
+    once = place.open(policy=policy)
+    await once.run("k", fails(ValueError("card 4242")))
+    replayed = await once.run("k", fails(ValueError("never called")))
+    assert isinstance(replayed, Failed)
+    assert replayed.replayed
+    assert "ValueError" in str(replayed.error)
+    assert b"4242" not in repr(place.spy.sent(Settle)).encode()
+    assert errors(place) == []
 
 
 async def test_a_redaction_decides_what_leaves_the_process(place: Place) -> None:

@@ -1,6 +1,7 @@
 """What is nearly right works, or says what to write."""
 
 from datetime import timedelta
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -51,6 +52,37 @@ def test_durations(duration: Any) -> None:
 def test_a_wrong_setting_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(semel.errors.PolicyInvalid, match=f"Policy.{next(iter(wrong))}"):
         Policy(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("lease", "did you mean lease_s?"),
+        ("window", "did you mean window_s?"),
+        ("ttl", "did you mean window_s?"),
+        ("retries", "did you mean max_attempts?"),
+        ("keep_values", "did you mean keep_value?"),
+        ("mode", "it belongs to open"),
+        ("colour", "it takes lease_s, window_s, "),
+    ],
+)
+def test_an_unknown_option_of_a_policy_is_explained(wrong: str, said: str) -> None:
+    with pytest.raises(semel.errors.PolicyInvalid) as raised:
+        Policy(**{wrong: 1})  # type: ignore[arg-type]
+    assert str(raised.value).startswith(f"{wrong} is no option of Policy")
+    assert said in str(raised.value)
+
+
+def test_options_of_a_policy_have_names_and_a_policy_is_no_dict() -> None:
+    with pytest.raises(semel.errors.PolicyInvalid, match=r"by name, like Policy\(lease_s=30\)"):
+        Policy(30)  # type: ignore[call-arg]
+    with pytest.raises(semel.errors.PolicyInvalid, match=r"policy is a dict; write policy=semel\.Policy"):
+        semel.open("memory:", consumer="billing", policy={"lease_s": 30})  # type: ignore[arg-type]
+    with (
+        semel.open("memory:", consumer="billing") as once,
+        pytest.raises(semel.errors.PolicyInvalid, match="policy is a dict"),
+    ):
+        once.using({"lease_s": 30})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("window", [None, [], True, timedelta(days=-1), "24 hours"])
@@ -229,3 +261,69 @@ async def test_a_lost_option_of_guard_says_where_it_belongs(client: Either) -> N
         client.inner.guard(key="order", lease_s=5)
     with pytest.raises(semel.errors.UsageError, match=r"semel.open\(\.\.\., window='1h'\)"):
         client.inner.guard(key="order", window="1h")
+
+
+class Till:
+    def charge(self, order: int, cents: int = 0) -> int:
+        raise AssertionError("this must not run")
+
+    async def acharge(self, order: int, cents: int = 0) -> int:
+        raise AssertionError("this must not run")
+
+
+def _passing_on(fn: Any) -> Any:
+    @wraps(fn)
+    def passing_on(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return passing_on
+
+
+MISTYPED = {
+    "event_typ": "charge takes no event_typ: did you mean event_type= of run",
+    "fingerprnt": r"did you mean fingerprint\? fingerprint belongs to Policy: once.using\(Policy\(fingerprint=5\)\)",
+    "cent": r"charge takes no cent: did you mean cents\?",
+    "zzz": "charge takes no zzz: it takes order, cents",
+}
+
+
+@pytest.mark.parametrize("name", MISTYPED)
+async def test_a_mistyped_keyword_of_run_costs_no_attempt(name: str) -> None:
+    till: Any = Till()
+    with semel.open("memory:", consumer="c") as once:
+        handlers: list[Any] = [till.charge, partial(till.charge), Till.charge]
+        for fn in handlers:
+            with pytest.raises(semel.errors.UsageError, match=MISTYPED[name]):
+                once.run("a", fn, 1, **{name: 5})
+        assert once.records.lookup("a") is None
+    async with semel.aopen("memory:", consumer="c") as aonce:
+        with pytest.raises(semel.errors.UsageError, match=MISTYPED[name]):
+            await aonce.run("a", till.acharge, 1, **{name: 5})
+        assert await aonce.records.lookup("a") is None
+
+
+def test_a_mistyped_option_of_run_is_found_behind_a_decorator_which_may_take_other_keywords() -> None:
+    charge: Any = _passing_on(Till.charge)
+    with semel.open("memory:", consumer="c") as once:
+        for fn in (charge, partial(charge)):
+            for name in ("event_typ", "fingerprnt", "ttl"):
+                with pytest.raises(semel.errors.UsageError, match=f"charge takes no {name}"):
+                    once.run("a", fn, Till(), 1, **{name: 5})
+        assert once.records.lookup("a") is None
+        assert isinstance(
+            once.run("a", charge, Till(), 1, zzz=5), semel.Errored
+        )  # the decorator may have taken it
+
+
+def test_a_mistyped_keyword_of_a_guarded_function_costs_no_attempt() -> None:
+    with semel.open("memory:", consumer="c") as once:
+
+        @once.guard(key=lambda order, **_: order, name="charge")
+        def charge(order: str, cents: int = 0) -> int:
+            return cents
+
+        wrong: Any = charge
+        with pytest.raises(semel.errors.UsageError, match=r"charge takes no cent: did you mean cents\?"):
+            wrong("a", cent=5)
+        assert once.records.lookup(charge.key("a")) is None
+        assert charge("a", cents=5) == 5

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
@@ -106,20 +107,17 @@ def test_a_fork_in_the_middle_of_everything_harms_neither_side(kind: str, tmp_pa
         thread.start()
     assert gate.entered.wait(GUARD_S)
 
-    def child() -> Any:
+    def child(turn: int) -> Any:
         before = (semel_threads(), dict(once._runtime.keeper.kept), dict(once._runtime.watches._rooms))
-        mine = once.run("child", os.getpid)
+        mine = once.run(f"child {turn}", os.getpid)
         waited = once.using(semel.Policy(wait_s=0)).run("held", lambda: 1)
-        many = once.run_many([semel.Delivery(key=f"c{at}", body=at) for at in range(600)], lambda body: body)
+        deliveries = [semel.Delivery(key=f"c{turn}-{at}", body=at) for at in range(600)]
+        many = once.run_many(deliveries, lambda body: body)
         assert isinstance(mine, Done)
         return before, mine.value == os.getpid(), type(waited).__name__, len(many), mine.recorded
 
     for turn in range(4):
-        if kind == "sqlite" and turn:
-            once.records.forget("child")
-            for at in range(600):
-                once.records.forget(f"c{at}")
-        told = forked(child)
+        told = forked(partial(child, turn))
         assert told == "(([], {}, {}), True, 'Busy', 600, True)", told
     stop.set()
     gate.opened.set()

@@ -7,6 +7,8 @@ import pytest
 
 import semel
 from semel import Delivery, Done, Errored, Failed, Lost, Unknown
+from semel.core.commands import Settle
+from semel.core.settlement import RESOLVED_MEANWHILE
 from tests.client.clients import Either, Gate, Place, happens, only_async, only_sqlite
 from tests.waiting import until
 
@@ -151,6 +153,21 @@ async def test_a_duplicate_waits_for_a_running_one(careful: Either) -> None:
     assert isinstance(busy, semel.Busy)
     gate.opened.set()
     assert await owner == Done("value")
+
+
+async def test_a_value_that_comes_after_resolve_is_not_called_kept(careful: Either, place: Place) -> None:
+    gate = Gate()
+    owner = asyncio.create_task(careful.run("k", careful.held(gate)))
+    await happens(gate.entered)
+    record = place.record("k")
+    assert record is not None
+    place.spy.send([Settle(record.id, record.owner, record.fence, "unknown")])  # as if its lease had ended
+    resolved = await careful.records("resolve", "k", fence=record.fence, to="done", value="by hand")
+    assert isinstance(resolved, semel.Completed)
+    gate.opened.set()
+    outcome = await owner
+    assert outcome == Done("value", kept=False, reason=RESOLVED_MEANWHILE)
+    assert await careful.run("k", lambda: pytest.fail("it ran again")) == Done("by hand", replayed=True)
 
 
 async def test_what_cannot_be_kept_is_done_all_the_same(careful: Either) -> None:

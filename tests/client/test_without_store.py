@@ -148,6 +148,7 @@ async def test_a_record_that_does_not_read_is_no_outage(place: Place) -> None:
     again = place.open(store=place.elsewhere(), policy=RUN)
     with pytest.raises(semel.errors.RecordCorrupt):
         await again.run("k", lambda: pytest.fail("it ran"))
+    again.inner.store.close()
 
 
 async def test_verbs_that_only_ask_the_store_raise_as_ever(place: Place) -> None:

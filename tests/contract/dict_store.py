@@ -40,7 +40,7 @@ from semel.types import Id, Mode, Record, Stats
 class DictStore:
     name = "dict:"
     rules: Any = machine
-    capabilities = Capabilities(durable=False, notifies=True, instant=True)
+    capabilities = Capabilities(durable=False, notifies=True, instant=True, endless=True, refreshes=True)
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -155,6 +155,8 @@ class DictStore:
     def mark_key(self, record_id: Id, item: Mark, now: int) -> bool:
         place = self.place(record_id)
         if place in self.marks and self.marks[place][1] > now:
+            if item.refresh:
+                self.marks[place] = (record_id, max(self.marks[place][1], now + item.window_us))
             return False
         self.records.pop(place, None)
         self.marks[place] = (record_id, now + item.window_us)

@@ -56,6 +56,7 @@ class Model:
         careful: bool = False,
         sliding: bool = False,
         gap: int | None = None,
+        refresh: bool = False,
     ) -> Answer:
         """With a `gap`, events of one name that happened at least so far apart are different ones."""
         entry = self.age(name, now)
@@ -73,6 +74,8 @@ class Model:
         if self.another_payload(print_, entry["print"]):
             return ("mismatch",)
         if entry["kind"] in ("done", "failed"):
+            if refresh and entry["moment"] is None and entry["end"] < now + window:
+                entry["end"] = now + window
             return ("known", entry["kind"], entry["value"], entry["fence"], entry["since"], entry["seen"])
         if entry["kind"] == "unknown":
             return ("unknown", entry["since"])
@@ -278,12 +281,14 @@ class Model:
             entry["moment"],
         )
 
-    def mark(self, now: int, scope: tuple[str, str], keys: list[str], window: int) -> Answer:
+    def mark(
+        self, now: int, scope: tuple[str, str], keys: list[str], window: int, *, refresh: bool = False
+    ) -> Answer:
         firsts = []
         for key in keys:
             name = (*scope, key)
             firsts.append(self.marks.get(name, 0) <= now)
-            if firsts[-1]:
+            if firsts[-1] or (refresh and self.marks[name] < now + window):
                 self.marks[name] = now + window
         return ("marked", firsts)
 

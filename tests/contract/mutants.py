@@ -462,6 +462,35 @@ class ResolveComparesNothing(Bent):
         return replace(item, fence=stored.fence) if isinstance(item, Resolve) and stored is not None else item
 
 
+@caught_by(
+    "resolve_to_done_answers_from_then_on",
+    "a_late_value_is_not_called_kept",
+    "a_repeated_completion_is_already_there",
+)
+class CallsALateValueKept(DictStore):
+    """Tells a late owner that its value is stored, although somebody has resolved the record."""
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        return (replace(answer, kept=True) if isinstance(answer, Completed) else answer), record
+
+
+@caught_by("resolve_to_done_answers_from_then_on", "a_late_value_is_not_called_kept")
+class TakesALateValue(Bent):
+    """Replaces the value that an operator gave, and duplicates have seen, with that of the late owner."""
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        if (
+            isinstance(item, Settle)
+            and isinstance(answer, Completed)
+            and answer.already
+            and stored is not None
+        ):
+            return replace(answer, kept=True), replace(stored, value=item.value)
+        return answer, record
+
+
 @caught_by("resolve_to_absent_keeps_a_journal_for_the_sweep")
 class ResolveDropsTheJournal(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:

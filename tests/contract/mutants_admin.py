@@ -7,14 +7,17 @@ from unicodedata import normalize
 
 from msgspec.structs import replace
 
+from semel.core import machine
 from semel.core.commands import (
     Admit,
     Answer,
     Claim,
     Count,
     Item,
+    Known,
     Mark,
     Marked,
+    RecordItem,
     Scan,
     Settle,
     SetWindow,
@@ -128,6 +131,47 @@ class MarkIsProlonged(DictStore):
         return first
 
 
+@caught_by("a_mark_may_start_its_window_again", "a_purge_leaves_what_was_seen_again_alone")
+class MarkIsNotRefreshed(DictStore):
+    def mark_key(self, record_id: Id, item: Mark, now: int) -> bool:
+        return super().mark_key(record_id, replace(item, refresh=False), now)
+
+
+@caught_by("a_mark_is_never_shortened")
+class MarkIsShortened(DictStore):
+    def mark_key(self, record_id: Id, item: Mark, now: int) -> bool:
+        first = super().mark_key(record_id, item, now)
+        if item.refresh:
+            self.marks[self.place(record_id)] = (record_id, now + item.window_us)
+        return first
+
+
+@caught_by(
+    "a_sighting_starts_the_window_again", "a_longer_window_of_a_sighting_counts",
+    "a_purge_leaves_what_was_seen_again_alone", "sightings_in_a_batch_are_each_their_own",
+)  # fmt: skip
+class SightingIsNotWritten(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        return answer, None if isinstance(answer, Known) else record
+
+
+@caught_by("other_sightings_move_nothing")
+class EverySightingMovesTheWindow(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        return super().decide(stored, replace(item, refresh=True) if isinstance(item, Claim) else item, now)
+
+
+@caught_by("a_window_without_end_keeps_the_key", "a_key_without_end_outlasts_decades")
+class NinetyDaysAreForever(DictStore):
+    """Takes every window for one of 90 days at most."""
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        if isinstance(item, Claim | Settle):
+            item = replace(item, window_us=min(item.window_us, 90 * 86400 * 10**6))
+        return super().decide(stored, item, now)
+
+
 @caught_by("a_mark_expires")
 class MarkNeverExpires(DictStore):
     def mark_key(self, record_id: Id, item: Mark, now: int) -> bool:
@@ -198,7 +242,7 @@ class WatchersNeverLeave(DictStore):
 class DurableInName(DictStore):
     """Says that it is durable, and is not: closing it loses everything."""
 
-    capabilities = Capabilities(durable=True, notifies=True, instant=True)
+    capabilities = Capabilities(durable=True, notifies=True, instant=True, endless=True, refreshes=True)
 
     def close(self) -> None:
         for table in (self.records, self.marks, self.windows, self.modes):

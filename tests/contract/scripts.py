@@ -106,6 +106,7 @@ class Script:
             quarantine=consumer == "careful",
             sliding=consumer in ("sliding", "timed"),
             apart_us=gap,
+            refresh=self.chance.random() < 0.25,
         )
 
     def _ticket(self) -> tuple[Claim, int]:
@@ -163,7 +164,7 @@ class Script:
 
     def _mark(self, _now_us: int) -> Item:
         keys = self.chance.sample(("a", "b", "c", "d"), self.chance.randint(1, 3))
-        return Mark("", "marks", keys, self.chance.choice((10 * S, 60 * S)))
+        return Mark("", "marks", keys, self.chance.choice((10 * S, 60 * S)), self.chance.random() < 0.3)
 
     def _purge(self, _now_us: int) -> Item:
         return Purge(self.chance.choice((1, 1000)), dry_run=self.chance.random() < 0.2)

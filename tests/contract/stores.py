@@ -9,6 +9,7 @@ from semel.core.protocols import Capabilities, HasAsyncTwin, Store
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
+from semel.testing.contract.harness import SCENARIOS
 from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
@@ -59,9 +60,24 @@ TIMED = frozenset(
         "orphans_with_a_journal_are_found",
         "resolve_to_absent_keeps_a_journal_for_the_sweep",
         "resolve_to_claimed_goes_on_with_the_next_attempt",
+        *(name for name, scenario in SCENARIOS.items() if "endless" in scenario.needs),
     }
 )
-"""Partitions hold no journaled claims: their store refuses them, and its tests say so."""
+"""Partitions hold no journaled claims and no records without end: their store refuses them, and its tests say so."""
+
+SLOTS = frozenset(
+    {
+        "a_mark_may_start_its_window_again",
+        "a_mark_is_never_shortened",
+        "a_purge_leaves_what_was_seen_again_alone",
+        "refreshed_marks_are_counted_once",
+        "refreshed_marks_at_once_have_one_first",
+    }
+)
+"""Marks in partitions keep their windows: their store refuses to start one again, and its tests say so."""
+
+NOT_MARKS = frozenset(name for name in SCENARIOS if "mark" not in name)
+"""With ids that hold no time, only marks are in partitions; the rest is as in `postgres`."""
 
 KINDS = [
     Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
@@ -82,7 +98,15 @@ KINDS = [
         places.CAPABILITIES,
         places.make_timed,
         lasts=True,
-        without=TIMED,
+        without=TIMED | SLOTS,
+        needs_service=True,
+    ),
+    Kind(
+        "postgres-opaque",
+        places.CAPABILITIES,
+        places.make_opaque,
+        lasts=True,
+        without=SLOTS | NOT_MARKS,
         needs_service=True,
     ),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True, needs_service=True),

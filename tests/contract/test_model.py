@@ -48,7 +48,7 @@ from semel.types import (
 )
 from tests.contract import model
 from tests.contract.model import Answer, Model, Name
-from tests.contract.stores import KINDS, Kind
+from tests.contract.stores import KINDS, SLOTS, Kind
 from tests.server import places as servers
 
 S = 1_000_000
@@ -189,7 +189,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(
         name=names, owner=owners, lease=leases, window=windows, print_=st.sampled_from(PRINTS),
         age=st.sampled_from([None, None, 0, 30 * S, 7200 * S]), refuse_late=st.booleans(),
-        payload=st.sampled_from([None, None, None, b"", b"p1", b"p2"]),
+        payload=st.sampled_from([None, None, None, b"", b"p1", b"p2"]), refresh=st.booleans(),
     )  # fmt: skip
     def claim(
         self,
@@ -201,16 +201,18 @@ class StoreAgainstModel(RuleBasedStateMachine):
         age: int | None,
         refuse_late: bool,
         payload: bytes | None,
+        refresh: bool,
     ) -> None:
+        refresh = refresh and self.store.capabilities.refreshes and not self.kind.without >= SLOTS
         careful, sliding = name[1] == "careful", name[1] == "sliding"
         happened = None if age is None else self.clock.now_us() - age
         item = Claim(
             name, owner, lease, window, fingerprint=print_, event_time_us=happened, refuse_late=refuse_late,
-            journal=payload, quarantine=careful, sliding=sliding,
+            journal=payload, quarantine=careful, sliding=sliding, refresh=refresh,
         )  # fmt: skip
         answer = self.agree(
             item, "claim", name, owner, lease, window, print_=print_, happened=happened,
-            refuse_late=refuse_late, payload=payload, careful=careful, sliding=sliding,
+            refuse_late=refuse_late, payload=payload, careful=careful, sliding=sliding, refresh=refresh,
         )  # fmt: skip
         if isinstance(answer, Granted):
             self.tickets.append(Ticket(name, owner, answer.fence, lease, window, sliding))
@@ -325,9 +327,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
         item = Resolve(ticket.name, fence, "absent" if absent else "done", value, window)
         self.agree(item, "resolve", ticket.name, fence, absent=absent, value=value, window=window)
 
-    @rule(keys=st.lists(st.sampled_from(MARK_KEYS), unique=True, max_size=4), window=windows)
-    def mark(self, keys: list[str], window: int) -> None:
-        self.agree(Mark("", "marks", keys, window), "mark", ("", "marks"), keys, window)
+    @rule(
+        keys=st.lists(st.sampled_from(MARK_KEYS), unique=True, max_size=4),
+        window=windows,
+        refresh=st.booleans(),
+    )
+    def mark(self, keys: list[str], window: int, refresh: bool) -> None:
+        refresh = refresh and self.store.capabilities.refreshes and not self.kind.without >= SLOTS
+        item = Mark("", "marks", keys, window, refresh)
+        self.agree(item, "mark", ("", "marks"), keys, window, refresh=refresh)
 
     @rule(key=st.sampled_from(MARK_KEYS), gone=st.booleans())
     def look_at_a_mark(self, key: str, gone: bool) -> None:
@@ -365,10 +373,9 @@ def test_every_answer_is_the_models(kind: Kind) -> None:
     machine = type(f"On_{kind.name}", (StoreAgainstModel,), {"kind": kind})
     chosen = settings.default
     assert chosen is not None
-    if (
-        "postgres" in kind.name or "redis" in kind.name or kind.name == "http"
-    ):  # a server takes ten times as long for each step
-        chosen = settings(chosen, max_examples=max(10, chosen.max_examples // 5))
+    if kind.needs_service:  # a server takes ten times as long for each step, and more to make partitions
+        share = 15 if kind.without >= SLOTS else 5
+        chosen = settings(chosen, max_examples=max(10, chosen.max_examples // share))
     run_state_machine_as_test(machine, settings=chosen)
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 import semel
-from semel.core.ids import KINDS, TWITTER_EPOCH_MS, check_kind, time_in
+from semel.core.ids import KINDS, TWITTER_EPOCH_MS, check_kind, holds_time, time_in
 from semel.errors import KeyInvalid, PolicyInvalid
 
 KNOWN = [
@@ -67,9 +67,18 @@ def test_a_kind_has_one_spelling() -> None:
     assert [check_kind(kind) for kind in ("uuid7", "ulid", "ksuid", "snowflake")] == list(KINDS)[:4]
     assert check_kind(f"snowflake:{TWITTER_EPOCH_MS}") == "snowflake"
     assert check_kind("snowflake:0000000000001") == check_kind("snowflake:1")
+    assert check_kind("opaque") == "opaque"
+    assert [holds_time(kind) for kind in ("", "opaque", "uuid7", "snowflake:1")] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("mode", ["quarantine", "inbox", "mark", "transaction"])
+def test_ids_without_a_time_are_for_marks() -> None:
+    with pytest.raises(PolicyInvalid, match="mark"):
+        semel.open("memory:", consumer="c", ids="opaque", policy=semel.Policy(late="hold"))
+    with semel.open("memory:", consumer="c", ids="opaque", mode="mark") as once:
+        assert (once.mark("any key"), once.mark("any key")) == (True, False)
+
+
+@pytest.mark.parametrize("mode", ["quarantine", "transaction"])
 def test_modes_that_keep_what_must_stay_take_no_ids(mode: semel.Mode) -> None:
     with pytest.raises(PolicyInvalid, match="mode"):
         semel.open("memory:", consumer="c", ids="uuid7", mode=mode, policy=semel.Policy(late="hold"))

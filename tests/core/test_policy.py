@@ -22,7 +22,7 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         ("lease_s", LEASE_MAX_S + 1),
         ("lease_s", float("nan")),
         ("window_s", -1),
-        ("window_s", 91 * 86400),
+        ("window_s", 3651 * 86400),
         ("wait_s", -1),
         ("wait_s", float("inf")),
         ("run_max_s", 0),

@@ -226,6 +226,8 @@ TARGETS: dict[str, tuple[Target, list[bytes]]] = {
             b'content-type: application/cloudevents+json\n\n{"id": "1", "source": "/a", "specversion": "1.0"}',
             b"ce-id: %ff\nce-source: %\n\n",
             b"2026-01-01T00:00:00Z",
+            b"202002000002020000020",
+            b"9" * 400,
         ],
     ),
     "webhook": (
@@ -257,6 +259,7 @@ TARGETS: dict[str, tuple[Target, list[bytes]]] = {
         [
             b"redis://h:1/0?x=1",
             b"postgresql://[::1",
+            b"postgresql:/\xff\xff::1",
             b"http://h",
             b"sqlite:///%ff",
             b"memory://?a",

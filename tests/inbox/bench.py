@@ -6,7 +6,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 
@@ -15,6 +15,7 @@ from semel.core.commands import Claim, Granted, Lookup
 from semel.stores.registry import store_for
 from tests.inbox.kinds import Kind, had
 from tests.services import postgres
+from tests.stores.postgres.places import Lenient
 
 CONSUMER = "wallet"
 HOUR_US = 3600 * 1_000_000
@@ -45,13 +46,23 @@ class Bench:
         bench.kind, bench.url, bench.store_url, bench.wallet = kind, url, store_url, wallet
         return bench
 
+    def policy(self, **options: Any) -> semel.Policy:
+        """A policy that goes with the ids of the kind."""
+        late: Literal["run", "hold"] = "run" if self.kind.ids is None else "hold"
+        return semel.Policy(late=late, **options)
+
     @contextlib.asynccontextmanager
     async def client(
         self, mode: semel.Mode = "inbox", window: str | float = "1h", **policy: Any
     ) -> AsyncIterator[Any]:
         """A client of the colour of the kind."""
         opened: Any = (semel.open if self.kind.sync else semel.aopen)(
-            self.store_url, consumer=CONSUMER, mode=mode, window=window, policy=semel.Policy(**policy)
+            self.store_url,
+            consumer=CONSUMER,
+            mode=mode,
+            window=window,
+            ids=self.kind.ids,
+            policy=self.policy(**policy),
         )
         try:
             yield opened
@@ -91,7 +102,14 @@ class Bench:
     def rival(self) -> Iterator[tuple[Any, Any]]:
         """Somebody else's connection, and an inbox on it."""
         with (
-            semel.open(self.store_url, consumer=CONSUMER, mode="inbox", window="1h") as client,
+            semel.open(
+                self.store_url,
+                consumer=CONSUMER,
+                mode="inbox",
+                window="1h",
+                ids=self.kind.ids,
+                policy=self.policy(),
+            ) as client,
             self.other() as other,
         ):
             yield other, client.inbox(other)
@@ -116,6 +134,8 @@ class Bench:
         store: Any = store_for(self.store_url)
         if hasattr(store, "adopt"):
             store.adopt()
+        if self.kind.ids is not None and self.kind.dialect == "postgresql":
+            store.batch_type = Lenient
         store.open()
         try:
             yield store

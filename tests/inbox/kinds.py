@@ -5,10 +5,13 @@ Methods are awaited. Those of the kinds that block never suspend, so they are ru
 
 import contextlib
 import inspect
+import os
 import sqlite3
+import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
 import aiosqlite
@@ -20,9 +23,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+from semel.core import ids
 from tests.django_connections import connection_to, forget
 
 T = TypeVar("T")
+
+DAY_US = 86_400 * 1_000_000
+BASE_US = int(os.environ.setdefault("SEMEL_TEST_BASE_US", str(time.time_ns() // 1000)))
+"""The same in the processes that a test starts."""
+ANY_IDS = "any-inbox"
+"""A kind of ids: every text is one. Its time lies one to three days back, in one of several partitions."""
+cast("dict[str, Any]", ids.KINDS)[ANY_IDS] = lambda key: (
+    BASE_US - DAY_US - zlib.crc32(key.encode("utf-8", "replace")) * DAY_US // 2**31
+)
 
 RC, RR, SERIALIZABLE = "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"
 
@@ -51,6 +64,8 @@ class Kind(ABC):
     name: ClassVar[str]
     sync: ClassVar[bool] = True
     dialect: ClassVar[str] = "postgresql"
+    ids: ClassVar[str | None] = None
+    """The kind of ids that the consumer declares."""
     handle: Any
     """What is given to `inbox`."""
 
@@ -458,11 +473,30 @@ class DjangoSqlite(Django):
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": self.path}
 
 
+# --- declared ids: on PostgreSQL the records are in partitions ----------------------------------------
+
+
+class PsycopgTimed(Psycopg):
+    name = "psycopg-timed"
+    ids = ANY_IDS
+
+
+class AsyncpgTimed(Asyncpg):
+    name = "asyncpg-timed"
+    ids = ANY_IDS
+
+
+class SqliteTimed(Sqlite):
+    name = "sqlite-timed"
+    ids = ANY_IDS
+
+
 KINDS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
         Psycopg, PsycopgBlock, PsycopgAsync, Asyncpg, AsyncpgPool, Sqlite, Aiosqlite, AlchemyConnection,
         AlchemySession, AlchemySqlite, AlchemySessionSqlite, AlchemyAsync, AlchemyAsyncPsycopg,
         AlchemyAsyncSession, AlchemyAsyncSqlite, AlchemyAsyncSessionSqlite, Django, DjangoSqlite,
+        PsycopgTimed, AsyncpgTimed, SqliteTimed,
     )
 }  # fmt: skip

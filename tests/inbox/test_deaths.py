@@ -16,8 +16,8 @@ import pytest
 
 import semel
 from semel.inbox import Inbox
+from semel.testing.proxy import Proxy
 from semel.types import Absent
-from tests.faults.proxy import Proxy
 from tests.inbox.bench import CONSUMER, Bench
 from tests.inbox.kinds import KINDS, Psycopg, Sqlite
 from tests.inbox.victim import STEPS

@@ -4,6 +4,7 @@ import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,78 @@ def test_duplicates_write_nothing(bench: Bench) -> None:
         assert connection.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
         assert once.inbox(connection).first("evt_2")
         assert connection.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() != (None,)
+
+
+@pytest.mark.parametrize("state", [0, 1, 2, 3, 4, 8])
+def test_one_key_is_answered_as_by_the_statement_for_many(bench: Bench, state: int) -> None:
+    """The short way decides new and done keys alone, and leaves every other state to the full statement."""
+    schema, future, past = handle_schema(bench), 4102444800000000, 1
+    decided = set()
+    with opened(bench) as once, bench.other() as connection:
+        once.records.stats()
+        identity = postgres.execute(bench.url, f"SELECT {schema}.identity()")[0][0]
+        for lease, expiry, stored, given, owner in product(
+            (None, past, future),
+            (None, past, future),
+            (None, b"1a"),
+            (None, b"1a", b"1b", b"2b"),
+            (b"", b"o"),
+        ):
+            digest = semel.core.ids.digest(
+                ("", CONSUMER, f"{lease} {expiry} {stored!r} {given!r} {owner!r}")
+            ).hex()
+            connection.execute(
+                f"INSERT INTO {schema}.records (digest, state, owner, fence, lease_until, attempt, expires_at,"
+                " consumer_id, fingerprint) VALUES (%s, %s, %s, 1, %s, 1, %s, 1, %s)",
+                (digest, state, owner, lease, expiry, stored),
+            )
+            answers = []
+            for function, wanted in (("inbox_first_one", f"'{digest}'"), ("inbox_first", f"'{{{digest}}}'")):
+                connection.execute("SAVEPOINT before")
+                row = connection.execute(
+                    f"SELECT * FROM {schema}.{function}(%s, '', %s, {wanted}, NULL, NULL, 3600000000, 'me', 2000, %s)",
+                    (identity, CONSUMER, given),
+                ).fetchone()
+                answers.append(row)
+                connection.execute("ROLLBACK TO before")
+            alone, (verdict, _, _, firsts) = answers
+            if alone != (None,):
+                assert (verdict, firsts) == ("marked", str(alone[0]))
+                decided.add((state, *alone))
+    assert decided == ({(state, 0)} if state in (1, 2) else set())
+
+
+def test_a_session_that_was_checked_is_checked_again_for_another_store(bench: Bench) -> None:
+    """The session remembers which store it belongs to; a store with another identity is refused all the same."""
+    with opened(bench) as once, opened(bench) as copied, bench.other() as connection:
+        assert once.inbox(connection).first("evt_1")
+        connection.commit()
+        setting = f"semel.identity_{table_number(connection, handle_schema(bench))}"
+        identity = postgres.execute(bench.url, f"SELECT {handle_schema(bench)}.identity()")[0]
+        assert connection.execute("SELECT current_setting(%s, true)", (setting,)).fetchone() == identity
+        copied.records.stats()
+        vars(copied._runtime.store)["identity"] = "1/2/3"
+        with pytest.raises(semel.errors.WrongDatabase, match="for both"):
+            copied.inbox(connection).first("evt_2")
+        connection.rollback()
+        assert not once.inbox(connection).first("evt_1")
+
+
+def test_a_rollback_takes_back_that_the_session_was_checked(bench: Bench) -> None:
+    with opened(bench) as once, bench.other() as connection:
+        once.inbox(connection).first("evt_1")
+        connection.rollback()
+        setting = f"semel.identity_{table_number(connection, handle_schema(bench))}"
+        assert connection.execute("SELECT current_setting(%s, true)", (setting,)).fetchone() in (
+            (None,),
+            ("",),
+        )
+        assert once.inbox(connection).first("evt_1")
+
+
+def table_number(connection: Any, schema: str) -> int:
+    (number,) = connection.execute("SELECT %s::regclass::oid::bigint", (f"{schema}.records",)).fetchone()
+    return int(number)
 
 
 def test_a_table_that_grows_is_not_scanned(bench: Bench) -> None:

@@ -31,7 +31,9 @@ def _mac(secret: str, text: bytes) -> "hmac.HMAC":
     return hmac.new(secret.encode(), text, hashlib.sha256)
 
 
-def stripe(body: bytes = BODY, *, at: int = NOW, secret: str = "whsec_a-plain-secret") -> dict[str, str]:
+def stripe(
+    body: bytes = BODY, *, at: int = NOW, secret: str = "whsec_a-rather-plain-secret"
+) -> dict[str, str]:
     made = _mac(secret, f"{at}.".encode() + body).hexdigest()
     return {"stripe-signature": f"t={at},v1={made},v0=ignored"}
 

@@ -1,19 +1,25 @@
 """What an intake does with an event, from its first arrival to its end, in one process."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import semel
 from semel import Policy
 from semel.core.commands import Granted
 from semel.core.protocols import Store
 from semel.errors import AttemptsExhausted, PolicyInvalid, StoreUnavailable, UsageError
-from semel.ingest.intake import Event, Intake, IntakeLimits, Receipt
+from semel.ingest.intake import Event, Intake, IntakeLimits
+from semel.ingest.receipts import Receipt
+from semel.observe.events import DeadLettered, HookEvent
+from semel.observe.limited_log import BURST, LimitedLog
+from semel.observe.prometheus import PrometheusHook
 from semel.stores.sqlite import SqliteStore
 from tests.services import redis
 from tests.waiting import until
@@ -150,7 +156,7 @@ async def test_given_up_after_so_many_attempts_and_asked_again_if_it_could_not_b
 
     async def dead_letter(given: Event, error: Exception) -> None:
         assert isinstance(error, AttemptsExhausted)
-        dead_lettered.append(given.id)
+        dead_lettered.append(str(error))
         if len(dead_lettered) == 1:
             raise OSError("the queue is closed")
 
@@ -163,8 +169,59 @@ async def test_given_up_after_so_many_attempts_and_asked_again_if_it_could_not_b
         await until(lambda: not intake.pending)
         record = await intake._once.records.lookup("evt-1")
     assert work.begun == ["evt-1"] * 2
+    assert dead_lettered == [
+        "attempt 2 of 2 failed: ConnectionError: no",
+        "attempt 3 of 2 allowed: ConnectionError: no",  # the handler's error, also when it is called again
+    ]
     assert record is not None
     assert record.state == "failed"
+    assert [each.kind for each in record.errors][:2] == ["builtins.ConnectionError"] * 2
+
+
+@pytest.mark.parametrize("permanent", [(), (Exception,)], ids=["no attempts left", "permanent"])
+async def test_a_dead_letter_callback_that_fails_is_reported_and_gives_no_event_up(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    permanent: tuple[type[Exception], ...],
+) -> None:
+    monkeypatch.setattr("semel.ingest.intake._log", LimitedLog(logging.getLogger("semel")))
+    registry, closed, calls, written = CollectorRegistry(), True, 0, 0
+
+    async def dead_letter(given: Event, error: Exception) -> None:
+        nonlocal calls
+        calls += 1
+        if closed:
+            raise OSError("the queue is closed")
+
+    def count(happened: HookEvent) -> None:
+        nonlocal written
+        written += isinstance(happened, DeadLettered)
+
+    def stuck() -> float | None:
+        return registry.get_sample_value("semel_dead_letters_stuck_total", {"consumer": "intake"})
+
+    once = semel.aopen(
+        place(tmp_path),
+        consumer="intake",
+        policy=Policy(max_attempts=1, retry_delay_s=0.001, permanent=permanent),
+        hooks=[PrometheusHook(registry), count],
+    )
+    limits = IntakeLimits(sweep_s=0.05)
+    work = Work(*[ConnectionError("no")] * 999)
+    async with once, Intake(once, work, dead=dead_letter, pace=limits) as intake:
+        await asyncio.gather(*(intake.take(event(f"evt-{number}")) for number in range(30)))
+        await until(lambda: calls >= 30)
+        assert stuck() == calls
+        record = await once.records.lookup("evt-1")
+        assert record is not None
+        assert record.state in ("released", "claimed")  # never failed before its dead letter is written
+        closed = False
+        await until(lambda: written == 30)
+    lines = [each.getMessage() for each in caplog.records if "callback failed for event" in each.getMessage()]
+    assert 1 <= len(lines) <= BURST + 2  # ten at once, then ten a minute
+    assert "OSError('the queue is closed') (given up for " in lines[0]
+    assert "ConnectionError" in lines[0]
 
 
 async def test_what_a_stop_interrupts_is_free_at_once_and_its_attempt_given_back(tmp_path: Path) -> None:
@@ -258,6 +315,7 @@ async def test_a_claim_whose_answer_was_lost_is_accepted_and_runs_at_once(tmp_pa
         assert await intake.take(event()) == Receipt("accepted")
         await until(lambda: work.ended == ["evt-1"])
         assert await intake.take(event()) == Receipt("duplicate")
+    store.close()
     assert (store.lost, work.begun) == (2, ["evt-1"])
 
 

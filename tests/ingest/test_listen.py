@@ -268,6 +268,7 @@ async def test_the_command_buries_what_it_gives_up(tmp_path: Path) -> None:
         (["ws://127.0.0.1:1/"], 2, "name a handler"),
         (["ws://127.0.0.1:1/", "nowhere:handle"], 78, "no module named"),
         (["ws://127.0.0.1:1/", "work"], 2, "names no handler"),
+        (["ws://127.0.0.1:1/", "work:credit"], 78, "it is given the event alone: write handler(event)"),
         (["http://127.0.0.1:1/", "work:handle"], 78, "ws://"),
         (["ws://127.0.0.1:1/", "work:handle", "--store", "memory:"], 78, "journal"),
         (["ws://127.0.0.1:1/", "work:handle", "--persist", "mysql://x/"], 78, "postgresql://"),
@@ -275,7 +276,7 @@ async def test_the_command_buries_what_it_gives_up(tmp_path: Path) -> None:
     ],
 )
 async def test_the_command_says_what_is_wrong(tmp_path: Path, words: list[str], code: int, said: str) -> None:
-    (tmp_path / "work.py").write_text(HANDLER)
+    (tmp_path / "work.py").write_text(HANDLER + "\ndef credit(connection, event):\n    pass\n")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "semel", "listen", *words, cwd=tmp_path, env=environment(tmp_path),
         stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL,

@@ -122,7 +122,7 @@ async def test_what_is_refused_leaves_no_record(tmp_path: Path, case: str, answe
 async def test_a_signed_body_without_an_id_is_a_bad_request_and_leaves_no_record(tmp_path: Path) -> None:
     seen = Seen()
     once = semel.aopen(stored(tmp_path), consumer="hooks")
-    receiver = Receiver(once, webhooks.stripe("whsec_a-plain-secret"), seen, now_s=lambda: NOW)
+    receiver = Receiver(once, webhooks.stripe("whsec_a-rather-plain-secret"), seen, now_s=lambda: NOW)
     transport = httpx2.ASGITransport(app=receiver)
     async with once, receiver, Client(transport=transport, base_url="http://here") as client:
         for body in (b"", b"no json", b"[]", b'{"id": null}', b'{"id": "a\\u0000b"}', b'{"id": "\\ud800"}'):

@@ -1,22 +1,45 @@
 """A Django project in one file, run as a program with the engine, name, host, port and user of its database."""
 
+import os
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
 
 import django  # type: ignore[import-untyped]
 import pytest
+import redis
 from django.conf import settings  # type: ignore[import-untyped]
 from django.http import HttpRequest, JsonResponse, StreamingHttpResponse  # type: ignore[import-untyped]
 from django.urls import path  # type: ignore[import-untyped]
 
+from tests.http import agentic
+
 ENGINE, NAME, HOST, PORT, USER = (*sys.argv[1:], "", "", "")[:5]
+SINK = os.environ["SINK"]
+CONTRIB = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions", "messages")]
+CONTEXT = [
+    "django.template.context_processors.request",
+    "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages",
+]
+SESSION = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
 charged: list[str] = []
+checkouts: list[str] = []
 
 
 def charge(request: HttpRequest, order: str) -> JsonResponse:
     charged.append(order)
     return JsonResponse({"charged": len(charged)}, status=201)
+
+
+def checkout(request: HttpRequest, number: str) -> JsonResponse:
+    checkouts.append(number)
+    return JsonResponse({"ran": len(checkouts)}, status=201)
 
 
 def stream(request: HttpRequest) -> StreamingHttpResponse:
@@ -35,7 +58,12 @@ def rest(request: HttpRequest) -> Any:
     return view(request)
 
 
-urlpatterns = [path("charge/<order>", charge), path("stream", stream), path("rest", rest)]
+urlpatterns = [
+    path("charge/<order>", charge),
+    path("stream", stream),
+    path("rest", rest),
+    path("checkouts/<number>", checkout),
+]
 
 
 def configure() -> None:
@@ -49,8 +77,16 @@ def configure() -> None:
                 "USER": USER,
             }
         },
-        INSTALLED_APPS=["semel.integrations.django"],
+        INSTALLED_APPS=[*CONTRIB, "semel.integrations.django"],
         MIDDLEWARE=["semel.integrations.django.middleware.IdempotencyMiddleware"],
+        TEMPLATES=[
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "APP_DIRS": True,
+                "OPTIONS": {"context_processors": CONTEXT},
+            }
+        ],
+        USE_TZ=True,
         REST_FRAMEWORK={"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None},
         ROOT_URLCONF="tests.integrations.django_shop",
         ALLOWED_HOSTS=["testserver"],
@@ -117,6 +153,76 @@ def check_transactions() -> None:
         first("outside")
 
 
+def check_outbox_on_commit() -> None:
+    """A commit publishes what earlier transactions left in the outbox too; a rollback starts nothing."""
+    from django.db import transaction
+    from django.test import override_settings
+
+    import semel
+    from semel.integrations.django import close, publish
+
+    def relays() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "semel-relay"]
+
+    with override_settings(SEMEL={"CONSUMER": "shop", "SINK": SINK}), redis.Redis.from_url(SINK) as broker:
+        with suppress(ZeroDivisionError), transaction.atomic():
+            publish(semel.Message("wallet.credited", {"event": "rolled back"}))
+            raise ZeroDivisionError
+        assert relays() == []
+        with transaction.atomic():
+            publish(semel.Message("wallet.credited", {"event": "e3"}))
+            assert relays() == []
+        published: list[bytes] = []
+        last = "0"
+        while len(published) < 3:
+            ((_, entries),) = broker.xread({"wallet.credited": last}, block=30_000)
+            last = entries[-1][0]
+            published += [fields[b"data"] for _, fields in entries]
+        assert published == [b'{"event":"e1"}', b'{"event":"e2"}', b'{"event":"e3"}']
+        assert relays() == ["semel-relay"]
+        close()
+    assert relays() == []
+
+
+def check_agentic_commerce() -> None:
+    from django.test import Client, override_settings
+
+    def post(path: str, body: Any, key: str | None) -> tuple[int, dict[str, str], Any]:
+        headers = {"Authorization": "Bearer ada", **({} if key is None else {"Idempotency-Key": key})}
+        answer = Client().post(path, body, "application/json", headers=headers)
+        return answer.status_code, {name.lower(): value for name, value in answer.items()}, answer.json()
+
+    with override_settings(SEMEL={"CONSUMER": "shop", "PRESET": "acp"}):
+        agentic.check(post, checkouts)
+
+
+def check_admin() -> None:
+    from django.contrib import admin  # type: ignore[import-untyped]
+    from django.contrib.auth.models import Permission, User  # type: ignore[import-untyped]
+    from django.core.management import call_command  # type: ignore[import-untyped]
+    from django.test import Client, override_settings
+
+    call_command("migrate", verbosity=0)
+    urlpatterns.append(path("admin/", admin.site.urls))
+    ada = User.objects.create_user("ada", is_staff=True)
+    with override_settings(MIDDLEWARE=[*SESSION, *settings.MIDDLEWARE]):
+        browser = Client()
+        browser.force_login(ada)
+        page = "/admin/semel/djangorecord/"
+        assert browser.get(page).status_code == 403
+        ada.user_permissions.add(Permission.objects.get(codename="view_djangorecord"))
+        text = browser.get(page).content.decode()
+        assert "POST charge/&lt;order&gt;" in text or "POST charge/%3Corder%3E" in text
+        assert "k1" in text
+        assert "k1" not in browser.get(page, {"state": "unknown"}).content.decode()
+        assert "k1" not in browser.get(page, {"prefix": "PATCH"}).content.decode()
+        assert browser.get(page + "add/").status_code == 403
+        assert browser.get(page + "1/change/").status_code == 302
+        assert "/admin/semel/djangorecord/" in browser.get("/admin/").content.decode()
+        with override_settings(SEMEL={"STORES": "x"}):
+            assert "SEMEL has no setting" in browser.get(page).content.decode()
+
+
 def check_checks() -> None:
     from django.core.checks import run_checks  # type: ignore[import-untyped]
     from django.test import override_settings
@@ -127,6 +233,8 @@ def check_checks() -> None:
 
     assert found() == []
     assert found(SEMEL={"STORES": "x"}) == ["semel.E001"]
+    assert found(SEMEL={"PRESET": "x"}) == ["semel.E001"]
+    assert found(SEMEL={"SINK": "x"}) == ["semel.E001"]
     assert found(SEMEL={"STORE": "memory:"}) == ["semel.E002"]
     ours, theirs = settings.MIDDLEWARE[0], "django.contrib.auth.middleware.AuthenticationMiddleware"
     assert found(MIDDLEWARE=[ours, theirs]) == ["semel.W001"]
@@ -137,7 +245,11 @@ if __name__ == "__main__":
     sys.modules["tests.integrations.django_shop"] = sys.modules["__main__"]
     configure()
     check_transactions()
+    check_outbox_on_commit()
     check_requests()
+    check_agentic_commerce()
+    if ENGINE == "sqlite3":
+        check_admin()
     check_checks()
     from semel.integrations.django import close
 

@@ -101,6 +101,10 @@ def test_a_second_send_while_the_first_runs_waits_for_it(place: Any, workers: Wo
     assert await_true(
         lambda: (folder / "log").read_text().count("shop.slow") >= 3
     )  # it came, and was sent again
+    redelivered = (
+        f"shop.slow[{sent.id}] received"  # the broker takes the worker for dead after its visibility_timeout
+    )
+    assert await_true(lambda: (folder / "log").read_text().count(redelivered) >= 2)
     (folder / "go").touch()
     assert sent.get(timeout=WITHIN_S) == again.get(timeout=WITHIN_S) == "slow"
     assert lines(folder).count("slow-1") == 1

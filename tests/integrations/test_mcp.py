@@ -1,11 +1,13 @@
 """Tools in real MCP servers, on stdio and HTTP: replies are cut, servers killed, clients try again: one effect."""
 
 import asyncio
+import inspect
+import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -21,7 +23,7 @@ WITHIN_S = 60.0
 
 
 def stdio(folder: Path) -> StdioServerParameters:
-    arguments = ["-m", "tests.integrations.mcp_server", str(folder)]
+    arguments = ["-m", "tests.integrations.mcp_server", "mcp", str(folder)]
     return StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT)
 
 
@@ -78,14 +80,17 @@ def test_on_stdio_a_killed_server_leaves_the_call_undecided(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_on_http_a_cut_reply_costs_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["mcp", "fastmcp"])
+def test_on_http_a_cut_reply_and_a_killed_server_have_one_effect(tmp_path: Path, kind: str) -> None:
     port = server.free_port()
-    command = [sys.executable, "-m", "tests.integrations.mcp_server", str(tmp_path), str(port)]
-    with (tmp_path / "log").open("wb") as log:
-        running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}/mcp"
 
-    async def scene() -> None:
-        address = f"http://127.0.0.1:{port}/mcp"
+    def start() -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "tests.integrations.mcp_server", kind, str(tmp_path), str(port)]
+        with (tmp_path / "log").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    async def cut() -> None:
         await until(lambda: answers(port))
         async with Client(address) as client:
             waiting = asyncio.create_task(call(client, "slow", {"order": "s"}, run="r"))
@@ -96,15 +101,36 @@ def test_on_http_a_cut_reply_costs_nothing(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         async with Client(address) as client:
             answer = await call(client, "slow", {"order": "s"}, run="r")
-        assert ledger(tmp_path) == ["s"]
-        # The transport decides whether a client that is gone cancels the tool: then it is undecided.
-        assert answer == (False, "slow 1") or "ended without a result" in answer[1]
+            assert ledger(tmp_path) == ["s"]
+            # The transport decides whether a client that is gone cancels the tool: then it is undecided.
+            assert answer == (False, "slow 1") or "ended without a result" in answer[1]
+            wrong, said = await call(client, "refund", {"order": "a", "cents": 5})
+            assert wrong
+            assert KEY in said
+            await call(client, "dies", {"order": "d"}, key="k1")
 
+    async def again() -> None:
+        await until(lambda: answers(port))
+        async with Client(address) as client:
+
+            async def undecided() -> bool:
+                wrong, said = await call(client, "dies", {"order": "d"}, key="k1")
+                assert wrong
+                return "ended without a result" in said  # once its lease is over
+
+            await until(undecided)
+
+    running = start()
     try:
-        asyncio.run(scene())
+        with suppress(Exception):  # the server is killed in the last call
+            asyncio.run(cut())
+        assert running.wait(WITHIN_S) == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
+        running = start()
+        asyncio.run(again())
     finally:
         running.kill()
         running.wait()
+    assert ledger(tmp_path) == ["s", "d"]
 
 
 async def answers(port: int) -> bool:
@@ -147,6 +173,21 @@ def test_tools_without_mcp() -> None:
             with pytest.raises(PayloadMismatch):
                 mail("bob", "other")
         assert sent == ["ada", "nobody", "nobody", "broken", "ada", "bob"]
+
+
+def test_frameworks_read_the_tool_as_it_was_written() -> None:
+    with semel.open("memory:", consumer="tools", mode="quarantine") as once:
+
+        @once_tool(once)
+        def mail(to: str, text: str = "hello") -> str:
+            """Send a mail."""
+            return f"{to}: {text}"
+
+        assert (mail.__name__, mail.__doc__) == ("mail", "Send a mail.")
+        assert str(inspect.signature(mail)) == "(to: str, text: str = 'hello') -> str"
+        assert get_type_hints(mail) == {"to": str, "text": str, "return": str}
+        with tool_scope(run="thread"):  # two calls of one wish have two ids of their own, which are not seen
+            assert mail("ada") == mail("ada")
 
 
 def test_a_mode_that_repeats_has_to_be_chosen() -> None:

@@ -224,8 +224,10 @@ def test_a_replica_is_found(tmp_path: Path) -> None:
     with redis.own(tmp_path) as master, redis.own(tmp_path, replicaof=f"127.0.0.1 {master.port}") as replica:
         assert await_true(lambda: bool(master.ask("INFO", "replication").get("slave0")), 30)
         (behind,) = found(master.url, "replica", "warning")
+        (awaited,) = found(f"{master.url}?wait_replicas=1", "replica", "ok")
     assert str(replica.port) in behind.what
     assert "wait_replicas" in behind.fix
+    assert "settles wait for it" in awaited.what
 
 
 def test_a_consumer_with_tenants_and_without_is_found(url: str) -> None:
@@ -255,7 +257,8 @@ def test_a_clock_that_is_off(ahead_us: int, level: str, words: str) -> None:
 
 def test_a_slow_store_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
-    library.open(url, consumer="billing").run("a", int)
+    with library.open(url, consumer="billing") as once:
+        once.run("a", int)
     monkeypatch.setattr(doctor, "LATENCY_WARN_S", 0.0)
     (slow,) = found(url, "latency", "warning")
     assert "run_many" in slow.fix
@@ -317,7 +320,8 @@ def test_messages_that_fail_and_messages_given_up(place: Place) -> None:
 
 
 def test_sources_are_examined_too(tmp_path: Path) -> None:
-    library.open(f"sqlite:///{tmp_path}/semel.db", consumer="billing").run("a", int)
+    with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="billing") as once:
+        once.run("a", int)
     with redis.own(tmp_path, appendonly="no") as own:
         own.ask("XADD", "orders", "*", "message_id", "1")
         own.ask("XGROUP", "CREATE", "orders", "billing", "0")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.observe.explain import Explanation, explain
-from semel.observe.probes import SourceFacts, SourceProbe, probe, weaknesses
+from semel.observe.probes import SourceFacts, SourceProbe, probe, weaknesses, window_warnings
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
 from tests.services import postgres, redis
@@ -106,6 +106,16 @@ def test_a_redis_replica_follows_behind(followed: tuple[Any, Any]) -> None:
     assert "wait_replicas" in told(result, "follows behind")[1]
 
 
+def test_who_waits_for_a_redis_replica_is_told_what_is_left(followed: tuple[Any, Any]) -> None:
+    """No advice that was followed already: settles are safe unless logged, claims are not."""
+    master, _ = followed
+    result = explained(f"{master.url}?wait_replicas=1")
+    assert told(result, "only if they were logged as not replicated in time;") == (False, "")
+    assert not any("behind" in weakness.what for weakness in result.weaknesses)
+    result = explained(f"{master.url}?wait_replicas=2")
+    assert told(result, "settles wait for 2 replicas") == (False, "")
+
+
 # --- PostgreSQL ---------------------------------------------------------------------------------
 
 
@@ -160,6 +170,16 @@ def test_a_postgres_replica_follows_behind() -> None:
 
 def source(**facts: Any) -> SourceProbe:
     return SourceProbe(sources=(SourceFacts(**facts),))
+
+
+def test_the_horizon_is_known_only_if_every_source_has_told_it() -> None:
+    known, unknown = SourceFacts(horizon_s=60), SourceFacts()
+    told = [SourceProbe(sources=each).horizon_known for each in ((), (known,), (unknown,), (known, unknown))]
+    assert told == [False, True, False, False]
+
+
+def test_a_window_that_is_off_is_warned_of() -> None:
+    assert "the window is off" in window_warnings(SourceFacts(horizon_s=60), 0, "billing")[0]
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,28 @@ def test_no_stream_and_no_server(tmp_path: Path) -> None:
     assert explained("pigeon://x", cwd=tmp_path).code == 78
 
 
+@pytest.mark.parametrize("command", ["explain", "doctor", "dlq list"])
+def test_a_wrong_password_is_no_outage(command: str, tmp_path: Path) -> None:
+    """Exit code 78: no time heals it."""
+    host = nats_service.secured().removeprefix("nats://")
+    store = () if command == "dlq list" else ("--store", "memory:")
+    source = f"nats://semel:wr0ng@{host}?stream=S&durable=d"
+    answer = semel(*command.split(), "--from", source, *store, cwd=tmp_path)
+    assert answer.code == 78, answer.err
+    assert "refuses these credentials" in answer.err
+    assert "wr0ng" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("command", ["consume app:handler", "explain", "doctor"])
+def test_credentials_in_the_address_of_kafka_are_refused_and_not_shown(command: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("def handler(message): ...\n", encoding="utf-8")
+    source = "kafka://semel:wr0ng@127.0.0.1:1/orders?group=g"
+    answer = semel(*command.split(), "--from", source, "--store", "memory:", cwd=tmp_path)
+    assert answer.code == 78, answer.err
+    assert "username=" in answer.err
+    assert "wr0ng" not in answer.out + answer.err
+
+
 # --- Redis Streams ------------------------------------------------------------------------------
 
 
@@ -386,7 +408,7 @@ def test_a_rabbitmq_queue_that_loses(tmp_path: Path, management: str) -> None:
     for words in ("not durable", "drops its oldest messages beyond 1,000", "for ever"):
         one(broken(answer), words)
     wrong = url.replace("guest:guest", "guest:wrong")
-    assert explained(f"{wrong}&management={management}", cwd=tmp_path).code == 69
+    assert explained(f"{wrong}&management={management}", cwd=tmp_path).code == 78
 
 
 # --- Kafka --------------------------------------------------------------------------------------

@@ -121,3 +121,13 @@ def test_what_needs_attention_says_what_happens_next(caplog: pytest.LogCaptureFi
         "callers wait or are refused until the store answers",
         "attempt 2 runs here",
     ]
+
+
+def test_json_lines_have_no_character_that_steers_a_terminal_or_breaks_a_line() -> None:
+    said = "a\x7f\x85\x9b31m\u2028\u2029\u202e\u2066é"
+    record = logging.LogRecord("semel", logging.WARNING, "", 0, "failed", (), None)
+    record.__dict__ |= about("failed", error=said)
+    line = JsonFormatter().format(record)
+    assert json.loads(line)["error"] == said, "nothing is lost"
+    assert "é" in line
+    assert line.isprintable()

@@ -315,6 +315,12 @@ def _written(url: str) -> list[MinuteCounts]:
         store.close()
 
 
+def test_a_worker_without_a_server_names_its_sources() -> None:
+    """The dashboard finds their dead letters by them; `semel consume` does the same."""
+    hook = RollupHook(MemoryStore(), sources=["amqp://user:secret@broker/?queue=orders", "x" * 501])
+    assert hook.tally.source_urls == ("amqp://user:***@broker/?queue=orders",)
+
+
 def test_a_hook_says_what_it_cannot_do() -> None:
     with pytest.raises(UsageError, match="between 1 and 600"):
         RollupHook(MemoryStore(), interval_s=0.1)

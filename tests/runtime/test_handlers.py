@@ -97,6 +97,29 @@ def test_a_text_is_evaluated_once_for_each_function() -> None:
     assert return_type(text_annotated()) is None
 
 
+@pytest.mark.parametrize("written", ["list['Order']", "list['Order'] | None", "dict[str, list['Order']]"])
+def test_text_inside_an_annotation_is_evaluated(written: str) -> None:
+    names: dict[str, Any] = {"Order": Order}
+    exec(
+        f"def f(key: str) -> {written}: return [Order(3)] if 'dict' not in f.__doc__ else {{'a': [Order(3)]}}",
+        names,
+    )
+    function = names["f"]
+    function.__doc__ = written
+    assert return_type(function) == eval(written.replace("'", ""), names)
+    with semel.open("memory:", consumer="orders") as once:
+        first, again = once.run("k", function, "k"), once.run("k", function, "k")
+        assert (first, again) == (semel.Done(function("k")), semel.Done(function("k"), replayed=True))
+        guarded = once.guard(key="key", name="f")(function)
+        assert guarded("k") == guarded("k") == function("k")
+
+
+def test_text_inside_that_names_nothing_is_no_annotation() -> None:
+    names: dict[str, Any] = {}
+    exec("def f() -> list['Missing']: return [1]", names)
+    assert return_type(names["f"]) is None
+
+
 def test_a_text_that_names_nothing_yet_is_evaluated_again() -> None:
     function = text_annotated()
     assert return_type(function) is None

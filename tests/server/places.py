@@ -21,7 +21,7 @@ from semel.server.settings import Limits, ServeSettings
 from semel.stores.http.store import HttpStore
 from semel.stores.sqlite import SqliteStore
 
-CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True)
+CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True, endless=True, refreshes=True)
 NAMES = frozenset(
     {
         "keys_are_taken_as_they_are",

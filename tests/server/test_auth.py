@@ -12,7 +12,8 @@ from semel.core.commands import Scan
 from semel.errors import PolicyInvalid
 from semel.server import tokens
 from semel.server.dashboard.auth import COOKIE
-from semel.server.service import TOKEN_LIVE_S, Service
+from semel.server.problems import HttpProblem
+from semel.server.service import LOG_INS_BURST, LOG_INS_PER_S, TOKEN_LIVE_S, Service
 from semel.server.settings import ServeSettings
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
@@ -120,8 +121,10 @@ def test_a_person_at_a_terminal_is_shown_the_first_token(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "header", ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"]
-)
+    "header",
+    ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "X-Forwarded-Port",
+     "x-forwarded-server", "x-client-ip", "true-client-ip", "cf-connecting-ip"],
+)  # fmt: skip
 def test_what_a_proxy_sends_is_refused_without_tokens(service: Running, header: str) -> None:
     assert service.client.get("/v1/stats").status_code == 200
     for path in ("/v1/stats", "/ui/"):
@@ -179,7 +182,7 @@ def test_the_cookie_is_no_token_and_ends_with_the_log_out(tmp_path: Path, store:
     text, token = token_for(store, None, "admin")
     with serving(settings(tmp_path)) as running:
         session = session_of(running, text)
-        assert text.split("_")[2] not in session
+        assert text.split("_", 2)[2] not in session
         assert token.id not in session
         cookie = {"cookie": f"{COOKIE}={session}"}
         bearer = {"authorization": f"Bearer {session}"}
@@ -195,6 +198,41 @@ def test_the_cookie_is_no_token_and_ends_with_the_log_out(tmp_path: Path, store:
             assert other.client.get("/ui/", headers=cookie).status_code == 303, "everywhere"
     (page,) = store.send((Scan(tokens.TENANT, "sessions"),))
     assert session not in str(page)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_log_ins_of_one_token_are_limited(kind: str, tmp_path: Path) -> None:
+    """The store keeps each session for a week."""
+    now = [100.0]
+    service = Service(ServeSettings(store=store_url(kind, tmp_path)), clock=lambda: now[0])
+    await service.open()
+    often, _ = await service.ask(tokens.create("often", "acme", "read"))
+    other, _ = await service.ask(tokens.create("other", "acme", "read"))
+    sessions = [await service.log_in(often) for _ in range(LOG_INS_BURST)]
+    with pytest.raises(HttpProblem, match="logged in too often") as refused:
+        await service.log_in(often)
+    assert refused.value.status == 429
+    assert refused.value.headers["Retry-After"]
+    assert await service.session(await service.log_in(other)) == other, "each token has its own limit"
+    assert await service.session(sessions[0]) == often, "open sessions go on"
+    page = (await service.send((Scan(tokens.TENANT, "sessions", limit=100),)))[0]
+    assert len(page.records) == LOG_INS_BURST + 1, "a refused log-in is not stored"
+    now[0] += 1 / LOG_INS_PER_S
+    assert await service.session(await service.log_in(often)) == often
+    await service.close()
+
+
+def test_a_log_in_that_is_refused_says_when_to_come_back(tmp_path: Path, store: SqliteStore) -> None:
+    text, _ = token_for(store, "acme", "read")
+    with serving(settings(tmp_path)) as running:
+        for _ in range(LOG_INS_BURST):
+            session_of(running, text)
+        answer = running.client.post("/ui/login", content=f"token={text}", headers=LOGIN)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) > 0
+        assert "set-cookie" not in answer.headers
+        assert "logged in too often" in answer.text
 
 
 # --- expiry, rotation, last use -----------------------------------------------------------------

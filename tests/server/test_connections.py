@@ -3,7 +3,7 @@
 import resource
 import socket
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,12 @@ from websockets.sync.client import connect
 
 from semel.core.commands import Admit
 from semel.server import tokens
-from semel.server.app import create_app
-from semel.server.auth import Caller
-from semel.server.dashboard.auth import Viewer
+from semel.server.dashboard.auth import COOKIE
 from semel.server.dashboard.state import LIVE_PER_TOKEN_MAX
 from semel.server.serving import FILES_SPARE, connections_max
 from semel.server.settings import Limits, ServeSettings
-from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
-from tests.server.tools import Running, serving, token_for
+from tests.server.tools import Running, serving, session_of, token_for
 from tests.waiting import await_true
 
 
@@ -77,14 +74,46 @@ def test_a_websocket_ends_when_its_token_is_revoked(tmp_path: Path, monkeypatch:
     store.close()
 
 
-@pytest.mark.anyio
-async def test_live_pages_are_bounded_by_token() -> None:
-    app = create_app(ServeSettings(auth="none"), store=MemoryStore())
-    desk = next(each for each in app.routes if getattr(each, "path", "") == "/ui").app.state.desk  # type: ignore[attr-defined]
-    mine, other = (Viewer(Caller(name, None, "read"), has_token=True) for name in ("token a", "token b"))
-    desk.listeners["token a"] = LIVE_PER_TOKEN_MAX
-    assert (desk.is_full(mine), desk.is_full(other)) == (True, False)
-    await app.state.service.close()
+def test_a_websocket_that_is_refused_writes_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a token of the lowest role could fill the log."""
+    store = SqliteStore(tmp_path / "semel.db")
+    store.open()
+    reader, writer = (f"Bearer {token_for(store, 'shop', role)[0]}" for role in ("read", "write"))
+    store.close()
+    callers: list[dict[str, str]] = [
+        {"authorization": reader},
+        {"authorization": writer, "semel-tenant": "other"},
+        {"authorization": "Bearer semel_no"},
+        {},
+    ]
+    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+        for headers in callers:
+            with pytest.raises(InvalidStatus, match="403"):
+                connect(f"ws://127.0.0.1:{running.port}/v1/events", additional_headers=headers).__enter__()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_live_pages_are_bounded_by_token(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "semel.db")
+    store.open()
+    mine, other = (token_for(store, "shop", "read")[0] for _ in range(2))
+    store.close()
+    with ExitStack() as stack:
+        running = stack.enter_context(serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)))
+
+        def watch(token: str) -> tuple[int, str]:
+            """Open a live page, which stays open; returns its status, and its first line."""
+            cookie = {"cookie": f"{COOKIE}={sessions[token]}"}
+            answer = stack.enter_context(running.client.stream("GET", "/ui/live", headers=cookie, timeout=30))
+            return answer.status_code, next(answer.iter_lines()) if answer.status_code == 200 else ""
+
+        sessions = {token: session_of(running, token) for token in (mine, other)}
+        for _ in range(LIVE_PER_TOKEN_MAX):
+            assert watch(mine) == (200, "event: tick")
+        assert watch(mine)[0] == 429
+        assert watch(other) == (200, "event: tick")
 
 
 def test_a_request_of_two_lengths_is_refused(service: Running) -> None:
@@ -130,6 +159,20 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     store.send((Admit("", "d", "lease"),))
     assert modes() == dict.fromkeys(("semel.db", "semel.db-shm", "semel.db-wal"), 0o660)
     store.close()
+
+
+def test_the_file_of_persisted_events_is_too(tmp_path: Path) -> None:
+    settings = ServeSettings(
+        auth="none",
+        store=f"sqlite:///{tmp_path}/semel.db",
+        port=0,
+        persist=f"sqlite:///{tmp_path}/rows.db",
+    )
+    with serving(settings) as running:
+        assert running.post("/v1/events", {"id": "e"}).status_code == 200
+        assert await_true((tmp_path / "rows.db-wal").exists)
+        for path in tmp_path.glob("rows.db*"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
 def test_what_was_not_readable_is_shown_as_such(service: Running) -> None:

@@ -6,7 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 import semel
 from semel.codec import encode
 from semel.core.commands import Claim, Count, Lookup, Renew, Settle
-from semel.errors import RecordCorrupt
+from semel.errors import RecordCorrupt, StoreRefused
 from semel.ingest.intake import Event
 from semel.observe import formatting
 from semel.observe.events import Hooks
@@ -28,6 +29,7 @@ from semel.observe.packed_limits import HASHED_MAX, check_packed
 from semel.runtime.channel import Coalescer, Direct, LoopCoalescer
 from semel.runtime.process import new_owner
 from semel.server.auth import Caller
+from semel.server.dashboard.auth import COOKIE
 from semel.server.growth import RENEWED_MAX, RenewalLimit
 from semel.server.limits import PAYER, Costs, LiveClaims
 from semel.server.problems import HttpProblem
@@ -36,6 +38,7 @@ from semel.server.slow_lane import SlowLane
 from semel.stores.http.store import HttpStore
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
+from semel.testing import ManualClock
 from semel.types import Busy, Lost, Record, Renewed, Unavailable
 from tests.server.tools import Running, serving, session_of, token_for
 from tests.waiting import await_true, until
@@ -311,22 +314,47 @@ def test_what_was_spent_is_paid_back_with_time_by_the_tenant() -> None:
         Caller("token c", "t2", "read"),
     )
     PAYER.set(mine)
-    spendings: list[Callable[[], None]] = [
-        lambda: costs.charge(mine, items=30),
-        lambda: costs.charge(mine, size_bytes=3000),
-        lambda: costs.charge_store(1.5),
-        lambda: costs.charge_scan(1.5),
+    spendings: list[tuple[Callable[[], None], Callable[[Caller], None]]] = [
+        (lambda: costs.charge(mine, items=30), costs.check),
+        (lambda: costs.charge(mine, size_bytes=3000), costs.check),
+        (lambda: costs.charge_store(1.5), costs.check),
+        (lambda: costs.charge_scan(1.5), costs.check_scan),
     ]
-    for spend in spendings:
+    for spend, check in spendings:
         costs.check(mine)
+        costs.check_scan(mine)
         spend()
         with pytest.raises(HttpProblem, match="too many") as refused:
-            costs.check(same)
+            check(same)
         assert (refused.value.status, int(refused.value.headers["Retry-After"])) == (429, 2)
         costs.check(other)
+        costs.check_scan(other)
         now[0] += 10
     PAYER.set(None)
     costs.charge_store(100)  # nobody's request
+
+
+def test_counts_that_cost_too_much_are_refused_and_claims_are_not(tmp_path: Path) -> None:
+    """A tenant whose people look at large lists goes on with its work."""
+    store = SqliteStore(tmp_path / "semel.db", synchronous="NORMAL")
+    store.open()
+    text, _ = token_for(store, "shop", "admin")
+    settings = ServeSettings(store=url(tmp_path), port=0, limits=Limits(store_share=0))
+    with serving(settings, text) as running:
+        PAYER.set(Caller("somebody", "shop", "read"))
+        running.app.state.service.costs.charge_scan(3600)
+        PAYER.set(None)
+        assert running.claim("k")["outcome"] == "claimed"
+        for path in ("/v1/stats", "/v1/records"):
+            answer = running.client.get(path)
+            assert (answer.status_code, answer.json()["type"]) == (429, "urn:semel:too-costly"), path
+            assert int(answer.headers["retry-after"]) > 1000
+        items = [{"type": "lookup", "id": ["", "billing", "k"]}, {"type": "scan", "orphaned": True}]
+        (found, refused) = running.post("/v1/items", items).json()
+        assert (list(found), list(refused)) == (["record"], ["refused"])
+        session = session_of(running, text)
+        assert running.client.get("/ui/events", headers={"cookie": f"{COOKIE}={session}"}).status_code == 429
+    store.close()
 
 
 class SlowSqlite(SqliteStore):
@@ -570,7 +598,8 @@ def test_a_keeper_over_http_is_never_refused(tmp_path: Path) -> None:
     seen: list[Any] = []
     limits = Limits(renewals_max=20, lease_min_us=50_000)
     settings = ServeSettings(auth="none", port=0, limits=limits, dashboard=False)
-    with serving(settings, store=Slow()) as running:
+    standing = Slow(clock=ManualClock())  # a busy computer does not end the lease
+    with serving(settings, store=standing) as running:
         with semel.open(running.address, consumer="billing", lease="100ms") as once:
             outcome = once.run("k", lambda: await_true(lambda: len(seen) > 25))
         page = running.client.get("/metrics").text
@@ -602,6 +631,36 @@ def test_steps_of_a_record_are_bounded(tmp_path: Path) -> None:
         (granted,) = far.send((Claim(place, owner, 30_000_000, DAY_US),))
         assert [step(f"s{at}", 1000) for at in range(4)] == ["kept"] * 4
         assert "4000 bytes" in step("s4", 1000)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_steps_that_arrive_together_are_bounded_too(tmp_path: Path, together: bool) -> None:
+    """In one request, or in many at once: none of them is in the store when the others are checked."""
+    limits = Limits(steps_max=100, value_bytes_max=1000)
+    place, owner = ("", "billing", "k"), new_owner()
+    with (
+        serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running,
+        closing(opened(HttpStore(running.address))) as far,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        (granted,) = far.send((Claim(place, owner, 30_000_000, DAY_US),))
+
+        def send(names: list[int]) -> None:
+            steps = [
+                Renew(place, owner, granted.fence, 30_000_000, step=(f"s{name}", b"r" * 1000))
+                for name in names
+            ]
+            with suppress(StoreRefused):
+                far.send(steps)
+
+        if together:
+            send(list(range(24)))
+        else:
+            list(threads.map(send, [[name] for name in range(24)]))
+        (record,) = far.send((Lookup(place),))
+        assert isinstance(record, Record)
+        assert len(record.steps) == 4
+        assert running.app.state.service._growth._pending == {}
 
 
 def test_consumers_and_windows_of_a_tenant_are_bounded(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.services import chromium
 pytestmark = pytest.mark.slow
 PAGES = (
     "/ui/", "/ui/?range=7d", "/ui/events", "/ui/events?state=done", "/ui/event/billing/ord_2026111600", "/ui/flight",
-    "/ui/windows", "/ui/windows?consumer=billing", "/ui/outbox", "/ui/stores",
+    "/ui/windows", "/ui/windows?consumer=billing", "/ui/outbox", "/ui/streams", "/ui/stores",
     "/ui/observe", "/ui/check", "/ui/audit",
 )  # fmt: skip
 PHONE = {"width": 360, "height": 740}
@@ -168,6 +168,7 @@ def test_a_window_is_set_and_removed(watched: Watched, service: Running) -> None
     windows = service.client.get("/v1/windows").json()["windows"]
     assert windows == [{"consumer": "warehouse", "event_type": "", "window": "36h"}]
     page.get_by_role("button", name="Remove the window of warehouse").click()
+    page.get_by_role("button", name="Remove it").click()
     expect(page.get_by_text("None: every client's own counts")).to_be_visible()
     assert service.client.get("/v1/windows").json()["windows"] == []
 

@@ -15,6 +15,7 @@ from semel.outbox.message import Message
 from semel.server.settings import ServeSettings
 from tests.server.tools import Running, process, serving
 from tests.services import postgres, redis
+from tests.waiting import await_true
 
 OURS = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
 
@@ -72,6 +73,7 @@ def test_unknown_events_are_decided_by_what_was_seen(running: Running, tmp_path:
                 raise RuntimeError("no answer")
         fences = {record.key: record.fence for record in mails.records.list(state="unknown")}
         assert set(fences) == {"sent", "unsent"}
+        assert 'href="/ui/event/mails/sent"' in running.client.get("/ui/parts/doctor", timeout=30).text
         assert "It happened" in running.client.get("/ui/event/mails/sent").text
         assert post(running, "decide/mails/sent", f"to=done&fence={fences['sent'] + 1}")[0] == 409
         assert post(running, "decide/mails/sent", "to=maybe&fence=1")[0] == 422
@@ -127,8 +129,18 @@ def test_every_page_is_there_on_every_store(kind: str, tmp_path: Path) -> None:
             made.post("/v1/events", {"id": "evt_1", "type": "order.placed"})
         held = made.claim("running")
         assert held["outcome"] == "claimed"
+        for number in (1, 2):
+            made.end(
+                "release",
+                made.claim("failing")["claim"],
+                kind="shop.Refused",
+                error=f"no {number}",
+                worker="web-1",
+            )
         pages = (
             "",
+            "failures",
+            "consumer/billing",
             "events",
             "flight",
             "windows",
@@ -145,16 +157,27 @@ def test_every_page_is_there_on_every_store(kind: str, tmp_path: Path) -> None:
         assert "duplicate" in made.client.get("/ui/event/events/evt_1").text
         assert "running" in made.client.get("/ui/flight").text
         assert "evt_1" in made.client.get("/ui/events?q=evt_1").text
+        failing = made.client.get("/ui/event/billing/failing").text
+        assert failing.index("no 2") < failing.index("no 1"), "attempt by attempt, the latest first"
+        assert "web-1" in failing
+        assert await_true(lambda: "shop.Refused" in made.client.get("/ui/failures").text, 30)
+        for asked, is_there in (
+            ("tail_prefix=evt", True),
+            ("tail_prefix=x", False),
+            ("tail_consumer=billing", False),
+        ):
+            assert ("evt_1" in made.client.get(f"/ui/parts/tail?{asked}").text) == is_there
         totals = made.client.get("/ui/data").json()["totals"]
-        assert (totals["received"], totals["processed"], totals["duplicates"]) == (4, 1, 2)
+        assert (totals["received"], totals["processed"], totals["duplicates"]) == (6, 1, 2)
         assert post(made, "windows", "consumer=events&window=36h")[0] == 303
         assert "36h" in made.client.get("/ui/windows").text
         assert post(made, "forget/events/evt_1", "")[0] == 303
         assert made.client.get("/ui/event/events/evt_1").status_code == 404
         assert "evt_1" in audit(made)
+        assert '<a href="/ui/event/events/evt_1">' in made.client.get("/ui/audit").text
     if kind != "memory":
         with serving(ServeSettings(auth="none", store=place, port=0)) as later:
-            assert later.client.get("/ui/data").json()["totals"]["received"] == 4
+            assert later.client.get("/ui/data").json()["totals"]["received"] == 6
 
 
 def test_a_page_that_listens_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:

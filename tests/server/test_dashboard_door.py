@@ -12,7 +12,7 @@ import semel
 from semel.core.commands import Count
 from semel.server import tokens
 from semel.server.dashboard.auth import COOKIE
-from semel.server.settings import ServeSettings
+from semel.server.settings import Limits, ServeSettings
 from semel.stores.sqlite import SqliteStore
 from tests.server.tools import Running, carry_out, serving, session_of, token_for
 
@@ -51,9 +51,9 @@ class House:
 
     def _ask(self, who: str, verb: str, document: Any) -> Any:
         headers = {"authorization": f"Bearer {self.tokens[who]}", "content-type": "application/json"}
-        return self.running.client.post(
-            f"/v1/claims{verb}", content=json.dumps(document), headers=headers
-        ).json()
+        answer = self.running.client.post(f"/v1/claims{verb}", content=json.dumps(document), headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         "watch": token_for(store, None, "read")[0],
     }
     store.close()
-    with serving(ServeSettings(store=f"sqlite:///{path}", port=0)) as running:
+    limits = Limits(store_share=0, scan_share=0)  # a slow computer would refuse requests of these tests
+    with serving(ServeSettings(store=f"sqlite:///{path}", port=0, limits=limits)) as running:
         yield House(running, tokens)
 
 

@@ -13,8 +13,8 @@ from semel.core.commands import Claim, Granted, Mark, Marked
 from semel.errors import StoreUnavailable, StoreUncertain
 from semel.stores.http.store import HttpStore
 from semel.stores.http.store_async import AsyncHttpStore
+from semel.testing.proxy import Proxy
 from semel.types import Busy, Unavailable
-from tests.faults.proxy import Proxy
 from tests.server.tools import Running, process
 from tests.waiting import await_true
 

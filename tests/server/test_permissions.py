@@ -11,6 +11,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from semel.core.commands import Count, Lookup, Scan
+from semel.core.protocols import Store
 from semel.server import tokens
 from semel.server.auth import Caller
 from semel.server.dashboard.auth import COOKIE
@@ -18,8 +19,9 @@ from semel.server.dashboard.store_reader import StoreReader
 from semel.server.limits import PAYER
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
-from semel.stores.sqlite import SqliteStore
+from semel.stores.registry import store_for
 from semel.types import Id
+from tests.server.stores import store_url
 from tests.server.tools import Running, carry_out, serving, session_of, token_for
 
 WHO: dict[str, tuple[str | None, tokens.Role] | None] = {
@@ -74,18 +76,27 @@ TABLE: dict[tuple[str, str], tuple[str, Any]] = {
     ("GET", "/ui/parts/held"): ("-++++++", None),
     ("GET", "/ui/data"): ("-++++++", None),
     ("GET", "/ui/live"): ("-++++++", None),
+    ("GET", "/ui/failures"): ("-++++++", None),
+    ("GET", "/ui/parts/failures"): ("-++++++", None),
+    ("POST", "/ui/failures"): ("---+--+", "verb=forget&status=failed&consumer=orders&as_of=1"),
+    ("POST", "/ui/dead-letters"): ("------+", "source=redis://nowhere"),
+    ("GET", "/ui/consumer/{consumer:path}"): ("-++++++", None),
+    ("GET", "/ui/parts/workers/{consumer:path}"): ("-++++++", None),
     ("GET", "/ui/events"): ("-++++++", None),
     ("GET", "/ui/parts/tail"): ("-++++++", None),
     ("GET", "/ui/event/{consumer}/{key:path}"): ("-++++++", None),
     ("POST", "/ui/forget/{consumer}/{key:path}"): ("---+--+", ""),
     ("POST", "/ui/replay/{consumer}/{key:path}"): ("---+--+", "fence=1"),
     ("POST", "/ui/decide/{consumer}/{key:path}"): ("---+--+", "to=done&fence=1"),
+    ("POST", "/ui/release/{consumer}/{key:path}"): ("---+--+", "fence=1&force=yes"),
     ("GET", "/ui/flight"): ("-++++++", None),
     ("GET", "/ui/parts/flight"): ("-++++++", None),
     ("GET", "/ui/windows"): ("-++++++", None),
     ("POST", "/ui/windows"): ("---+--+", "consumer=orders&window=1h"),
     ("GET", "/ui/outbox"): ("----+++", None),
     ("POST", "/ui/outbox"): ("------+", "verb=retry"),
+    ("GET", "/ui/streams"): ("----+++", None),
+    ("GET", "/ui/parts/streams"): ("----+++", None),
     ("GET", "/ui/stores"): ("-++++++", None),
     ("POST", "/ui/purge"): ("------+", ""),
     ("GET", "/ui/observe"): ("-++++++", None),
@@ -109,7 +120,7 @@ OWN: tuple[Id, ...] = (
 class Town:
     """A service, and how each of them asks it."""
 
-    def __init__(self, running: Running, store: SqliteStore) -> None:
+    def __init__(self, running: Running, store: Store) -> None:
         self.running, self.store = running, store
         self.tokens: dict[str, str] = {}
         self.cookies: dict[str, str] = {}
@@ -137,12 +148,19 @@ class Town:
             return answer
 
 
-@pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    path = tmp_path_factory.mktemp("town") / "semel.db"
-    store = SqliteStore(path, synchronous="NORMAL")
+@pytest.fixture(
+    scope="module",
+    params=[
+        "sqlite",
+        pytest.param("redis", marks=pytest.mark.service),
+        pytest.param("postgres", marks=pytest.mark.service),
+    ],
+)
+def town(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    place = store_url(request.param, tmp_path_factory.mktemp("town"))
+    store = store_for(place)
+    assert isinstance(store, Store)
     store.open()
-    place = f"sqlite:///{path}?synchronous=normal"
     with serving(ServeSettings(store=place, port=0, limits=Limits(rate_per_s=0))) as running:
         yield Town(running, store)
     store.close()
@@ -184,6 +202,7 @@ def test_every_route_is_in_the_table(town: Town) -> None:
 def test_every_role_on_every_route(town: Town, method: str, path: str) -> None:
     expected, sent = TABLE[method, path]
     real = path.partition(" ")[0].replace("{consumer}", "orders").replace("{key:path}", "nothing")
+    real = real.replace("{consumer:path}", "orders")
     found = ""
     for who in WHO:
         if who in town.tokens and path == "/ui/logout":
@@ -257,6 +276,7 @@ def test_nobody_writes_records_of_semel_itself(town: Town, place: Id) -> None:
             (f"/ui/forget/{consumer}/{key}?tenant={tenant}", "force=yes"),
             (f"/ui/decide/{consumer}/{key}?tenant={tenant}", "to=absent&fence=1"),
             (f"/ui/replay/{consumer}/{key}?tenant={tenant}", "fence=1"),
+            (f"/ui/release/{consumer}/{key}?tenant={tenant}", "fence=1&force=yes"),
         ):
             answer = town.ask(who, "POST", path, filled)
             assert not is_let_in(answer) or answer.status_code == 404, (who, path, answer.status_code)

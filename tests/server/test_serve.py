@@ -50,6 +50,7 @@ def test_the_command_refuses_too(tmp_path: Path) -> None:
         (["--handler", "nothing:here"], 78, b"no module named 'nothing'"),
         (["--handler", "json"], 78, b"names no handler"),
         (["--handler", "json:__doc__"], 78, b"is not a function"),
+        (["--handler", "operator:add"], 78, b"it is given the event alone"),
         (["--persist", "mysql://x/"], 78, b"postgresql://"),
         (["--drain", "soon"], 2, b"--drain: "),
         (["--events-lease", "1us"], 78, b"out of bounds"),
@@ -82,6 +83,18 @@ def test_the_table_of_the_configuration_is_read(tmp_path: Path) -> None:
         assert served.port != 8787
         assert served.post("/v1/events", [{"id": "1"}, {"id": "2"}, {"id": "3"}]).status_code == 413
         served.client.close()
+    finally:
+        running.terminate()
+        running.communicate(timeout=WITHIN_S)
+
+
+def test_a_store_that_forgets_is_warned_of(tmp_path: Path) -> None:
+    running = start("serve", "--store", "memory:", "--port", "0", "--auth", "none", cwd=tmp_path)
+    assert running.stderr is not None
+    try:
+        said = [running.stderr.readline().decode() for _ in range(4)]
+        assert said[3].startswith("warning: memory: forgets all when its process ends"), said
+        assert "Change: a store that lasts" in said[3]
     finally:
         running.terminate()
         running.communicate(timeout=WITHIN_S)
@@ -205,5 +218,7 @@ def test_claims_count_until_their_leases_end() -> None:
 def test_a_redis_without_a_log_is_refused_with_the_setting(tmp_path: Path) -> None:
     with redis.own(tmp_path, appendonly="no", save="") as own:
         ended = semel("serve", "--port", "0", "--store", own.url, "--handler", "json:loads", cwd=tmp_path)
-    assert ended.returncode == 78
-    assert b"appendonly yes" in ended.stderr
+        heard = semel("listen", "ws://127.0.0.1:1/", "json:loads", "--store", own.url, cwd=tmp_path)
+    for each in (ended, heard):
+        assert each.returncode == 78
+        assert b"appendonly yes" in each.stderr

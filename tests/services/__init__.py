@@ -6,12 +6,12 @@ and reports at the end what was installed, used and skipped. With `SEMEL_TEST_RE
 
 import os
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
-from tests.services import packages, programs, server
+from tests.services import kafka, packages, programs, server
 
 REQUIRE_ALL = os.environ.get("SEMEL_TEST_REQUIRE") == "all"
 
@@ -81,6 +81,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for reason, count in sorted(skipped.items()):
             terminalreporter.write_line(f"  {count}: {reason}")
     server.clear()
+
+
+@pytest.fixture(params=kafka.RELEASES)
+def every_kafka(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test on each release of Kafka. Name it with `usefixtures`: it then comes before the test's own."""
+    with kafka.release(request.param):
+        yield
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

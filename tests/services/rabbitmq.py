@@ -1,6 +1,7 @@
 """RabbitMQ for tests: from `SEMEL_TEST_RABBITMQ_URL`, an installed server, or the package manager."""
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,7 @@ Count = fun(Name) ->
       case amqqueue:get_type(Queue) of
         rabbit_quorum_queue ->
           Total = fun rabbit_fifo:query_messages_total/1,
-          {ok, {_, Found}, _} = ra:leader_query(amqqueue:get_pid(Queue), Total),
+          {ok, {_, Found}, _} = ra:local_query(amqqueue:get_pid(Queue), Total),
           Found;
         _ -> proplists:get_value(messages, rabbit_amqqueue:info(Queue, [messages]))
       end;
@@ -53,9 +54,18 @@ def messages(queues: Sequence[str]) -> int:
     return int(_evaluate(COUNT % " ".join(queues)))
 
 
-def close_connections() -> None:
-    """Have the server close every client's connection, as an operator would."""
-    _evaluate('rabbit_networking:close_connections(rabbit_networking:connections(), "maintenance").')
+CLOSE = """
+{ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"%s">>)),
+Connections = [Connection || Consumer <- rabbit_amqqueue:consumers(Queue),
+  {connection, Connection} <- rabbit_channel:info(element(1, Consumer), [connection])],
+[rabbit_networking:close_connection(Connection, "maintenance") || Connection <- Connections],
+length(Connections).
+"""
+
+
+def close_connections(queue: str) -> None:
+    """Have the server close the connections of the consumers of a queue, and no others."""
+    assert int(_evaluate(CLOSE % queue)) > 0
 
 
 def management() -> str:
@@ -127,6 +137,10 @@ def _start(folder: Path) -> State:
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +S 1 -rabbit quorum_tick_interval 100",
         **{name: value for name, value in os.environ.items() if name.startswith("SEMEL_TEST_")},
     }
+    # Several programs of Erlang start at once: one that reads what another has half made refuses it.
+    cookie = folder / ".erlang.cookie"
+    cookie.write_text(secrets.token_hex(10), encoding="ascii")
+    cookie.chmod(0o400)
     log = folder / "log"
     register = server.spawn(
         [epmd, "-port", str(names), "-address", "127.0.0.1"], folder / "epmd.log", env=own

@@ -155,10 +155,10 @@ def own(folder: Path, kind: type[Own] = Own, binary: str = "", **settings: str) 
 
 
 class OwnCluster:
-    """A cluster of three masters of one test's own, to be resharded."""
+    """A cluster of one test's own, to be resharded or to lose a node. Nodes after the third are replicas."""
 
-    def __init__(self, folder: Path) -> None:
-        state = _start_cluster(folder, MASTERS)
+    def __init__(self, folder: Path, nodes: int = MASTERS) -> None:
+        state = _start_cluster(folder, nodes)
         self.ports: list[int] = state["ports"]
         self.pids: list[int] = state["pids"]
         self.names: dict[int, str] = dict(zip(self.ports, state["names"], strict=True))
@@ -173,9 +173,9 @@ class OwnCluster:
 
 
 @contextlib.contextmanager
-def own_cluster(folder: Path) -> Iterator[OwnCluster]:
+def own_cluster(folder: Path, nodes: int = MASTERS) -> Iterator[OwnCluster]:
     """A cluster in this folder, stopped at the end."""
-    mine = _or_skip(lambda: OwnCluster(folder))
+    mine = _or_skip(lambda: OwnCluster(folder, nodes))
     try:
         yield mine
     finally:
@@ -185,8 +185,9 @@ def own_cluster(folder: Path) -> Iterator[OwnCluster]:
 class Trio:
     """A master, its replica and three sentinels, of one test's own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, down_after_ms: int = 500) -> None:
         self.pids: list[int] = []
+        self.down_after_ms = down_after_ms
         try:
             self._start(folder, _binary())
         except BaseException:
@@ -203,7 +204,7 @@ class Trio:
             (at / "sentinel.conf").write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {at}\n"
                 f"sentinel monitor {SERVICE} 127.0.0.1 {self.master} 2\n"
-                f"sentinel down-after-milliseconds {SERVICE} 500\n"
+                f"sentinel down-after-milliseconds {SERVICE} {self.down_after_ms}\n"
                 f"sentinel failover-timeout {SERVICE} 3000\n"
             )
             self.pids.append(server.spawn([binary, str(at / "sentinel.conf"), "--sentinel"], at / "log"))
@@ -231,9 +232,9 @@ class Trio:
 
 
 @contextlib.contextmanager
-def trio(folder: Path) -> Iterator[Trio]:
-    """Sentinels in this folder, stopped at the end."""
-    mine = _or_skip(lambda: Trio(folder))
+def trio(folder: Path, down_after_ms: int = 500) -> Iterator[Trio]:
+    """Sentinels in this folder, stopped at the end. They promote no replica that was alone for ten times as long."""
+    mine = _or_skip(lambda: Trio(folder, down_after_ms))
     try:
         yield mine
     finally:
@@ -282,17 +283,20 @@ def _start(folder: Path) -> State:
 
 def _start_cluster(folder: Path, nodes: int = NODES) -> State:
     binary = _binary()
-    ports = [server.free_port() for _ in range(nodes)]
+    ports: list[int] = []
+    buses: list[int] = []
     settings = _LASTING | {
         "cluster-enabled": "yes",
         "cluster-node-timeout": "2000",
         "cluster-config-file": "nodes.conf",
     }
-    buses = [server.free_port() for _ in range(nodes)]
     pids: list[int] = []
     try:
-        for port, bus in zip(ports, buses, strict=True):
+        for _ in range(nodes):
+            port, bus = server.free_port(), server.free_port()  # used at once, or another may take them
             pids.append(_run(binary, _made(folder, port), port, settings | {"cluster-port": str(bus)}))
+            ports.append(port)
+            buses.append(bus)
         return {"ports": ports, "pids": pids, "names": _join(ports, buses)}
     except BaseException:
         for pid in pids:

@@ -9,6 +9,7 @@ import pytest
 
 from semel.testing.explore import MUTANTS, SCENES, Bounds, explore, main, scene_of, tell
 from tests.simulation.render_exploration import PAGE, page, row
+from tests.simulation.render_proof import protocol_row
 
 SOAK = bool(os.environ.get("SEMEL_SOAK"))
 STATES_MAX_WIDE = 2_000_000
@@ -26,7 +27,7 @@ def test_no_schedule_breaks_a_promise(scene: str) -> None:
 
 def test_the_page_has_a_row_for_each_scene_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| [0-9,]+ \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^0-9].* \| [0-9,]+ \|", text, re.MULTILINE)
     assert rows == list(SCENES)
     assert page(text, None) == text
 
@@ -36,6 +37,7 @@ def test_a_broken_protocol_has_a_short_story(mutant: str) -> None:
     result = explore(scene_of(mutant), mutant=mutant)
     assert result.violation is not None
     assert len(result.path) <= 8
+    assert protocol_row(mutant, result) in PAGE.read_text(encoding="utf-8").splitlines(), "run `make render`"
     story = tell(scene_of(mutant), None, result.path, mutant=mutant)
     assert story[-1].startswith(f"VIOLATION {result.violation.kind}: ")
 

@@ -6,7 +6,8 @@ import tracemalloc
 
 from semel.clock import SystemClock
 from semel.core.commands import Forget, Lookup
-from semel.stores.memory.marks import CompactMarks, Steady
+from semel.stores.memory.compact_marks import CompactMarks
+from semel.stores.memory.marks import Steady
 from semel.types import Absent, Forgotten, Record
 
 SECOND_US = 1_000_000

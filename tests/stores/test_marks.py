@@ -126,7 +126,10 @@ class CountingLock:
 
 @pytest.mark.parametrize(("lock_free", "taken"), [(True, 0), (False, 3)])
 def test_without_the_interpreter_lock_every_mark_takes_the_lock(lock_free: bool, taken: int) -> None:
-    marks = MemoryMarks(Steady(SystemClock()), lock_free=lock_free)
+    steady = Steady(SystemClock())
+    moment = steady.now()
+    steady.now = lambda: moment  # after some seconds a marker would read the window again, with the lock
+    marks = MemoryMarks(steady, lock_free=lock_free)
     mark = marker(marks)
     mark("warm")
     lock: Any = CountingLock()

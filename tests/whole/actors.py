@@ -30,8 +30,8 @@ Role = Callable[[Scene, str, float], None]
 """Takes the scene, a seed of its own, and how long it lives at most."""
 
 PAGES = (
-    "/ui/", "/ui/events", "/ui/events?state=done", "/ui/flight", "/ui/windows", "/ui/outbox", "/ui/stores",
-    "/ui/observe", "/ui/check", "/ui/parts/doctor", "/ui/audit", "/metrics", "/readyz",
+    "/ui/", "/ui/events", "/ui/events?state=done", "/ui/flight", "/ui/windows", "/ui/outbox", "/ui/streams",
+    "/ui/stores", "/ui/observe", "/ui/check", "/ui/parts/doctor", "/ui/audit", "/metrics", "/readyz",
 )  # fmt: skip
 LEASE = f"{LEASE_S:g}s"
 LOOK_S = 0.02

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 import semel
-from semel.cli.demo.worker import die_with_parent
 from semel.errors import StillRunning, StoreUnavailable
+from semel.testing.worker_processes import die_with_parent
 from tests.whole.handlers import WORK_MAX_S, note
 from tests.whole.scene import DRIVERS, LEASE_S, Driver, Scene, UserDatabase, pause
 
@@ -28,6 +28,12 @@ FLOWS = ("run", "many", "charge", "mail", "arun", "acharge")
 INBOX_FLOWS = {"inbox": "chain", "ainbox": "achain"}
 """The flows of inboxes on the user's own connection, each with the flow of the messages that it publishes."""
 POLICY = semel.Policy(wait_s=0.5, max_attempts=1000, lock_wait_s=20.0)
+STALL_LEASE_S = 0.5
+STALLING = msgspec.structs.replace(POLICY, run_max_s=STALL_LEASE_S)
+"""Of a client whose handlers take longer than their lease: what ended late must not be recorded."""
+PATIENT = msgspec.structs.replace(POLICY, wait_s=30.0)
+STALLS = 2
+"""Events that are taken over at the end of every storm, however it went."""
 DRAINED = 50
 """Events that one connection, or one client of an event loop, finishes at the end."""
 _runs = itertools.count()
@@ -161,6 +167,8 @@ class Worker:
                     self.run_many(opened[consumer], [self._scene.current_event(chance) for _ in range(4)])
                 else:
                     self.run_guarded(opened[consumer], event)
+            if chance.random() < 0.2:
+                self.run_stalled(self._scene.current_event(chance))
             if self._scene.is_sql and chance.random() < 0.7:
                 self.run_inboxes([self._scene.current_event(chance) for _ in range(3)])
 
@@ -207,6 +215,37 @@ class Worker:
             self._ended("mail", second, mail.call(second)),
         }
         return words <= {"recorded", "replayed"}
+
+    def run_stalled(self, event: str) -> bool:
+        """Two runs of one event: the first one's lease ends while it works, and the second takes over."""
+        first, second = new_order(event), new_order(event)
+        begun, taken_over = threading.Event(), threading.Event()
+        store = self._scene.store
+
+        def stall() -> str:
+            begun.set()
+            value = self._effect("stalled", first)
+            taken_over.wait()
+            return value
+
+        def run_first() -> None:
+            with self._reporting("stalled"):
+                self._ended("stalled", first, slow.run(event, stall))
+            begun.set()  # a duplicate, or the store is away
+
+        with (
+            semel.open(store, consumer="stalls", lease=STALL_LEASE_S, policy=STALLING) as slow,
+            semel.open(store, consumer="stalls", lease=LEASE_S, policy=PATIENT) as quick,
+        ):
+            thread = threading.Thread(target=run_first)
+            thread.start()
+            try:
+                begun.wait()
+                word = self._ended("stalled", second, quick.run(event, self._effect, "stalled", second))
+            finally:
+                taken_over.set()
+                thread.join()
+        return word in ("recorded", "replayed")
 
     def run_inboxes(self, events: Sequence[str]) -> bool:
         """Marks, effects and messages in transactions of the user's own connection."""
@@ -276,6 +315,7 @@ class Worker:
         """Deliver every event of every flow again, until each is done."""
         scene = self._scene
         todo = [(flow, event) for event in scene.events for flow in ("run", "many", "guarded")]
+        todo += [("stalled", f"stall{number}") for number in range(STALLS)]
         with (
             semel.open(scene.store, consumer="runs", lease=LEASE_S, policy=POLICY) as runs,
             semel.open(scene.store, consumer="many", lease=LEASE_S, policy=POLICY) as many,
@@ -285,6 +325,7 @@ class Worker:
                 "run": lambda event: self.run_one(runs, event),
                 "many": lambda event: self.run_many(many, [event]),
                 "guarded": lambda event: self.run_guarded(guards, event),
+                "stalled": self.run_stalled,
             }
             while todo:
                 todo = [(flow, event) for flow, event in todo if not self._done(steps[flow], event)]

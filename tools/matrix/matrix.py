@@ -183,6 +183,7 @@ class Run:
         if self.target.suite:
             root = shlex.quote(str(self._root))
             mounts = [
+                f"mount --bind {root} {root}",  # so that / is a mount inside: network namespaces need that
                 f"mount --rbind /dev {root}/dev",
                 f"mount -t tmpfs -o mode=1777 tmpfs {root}/dev/shm",
                 f"mount -t proc proc {root}/proc",

@@ -73,6 +73,8 @@ class Answers:
         gathered.extend(arrivals)
 
     async def _send_nacks(self, delay_s: float) -> None:
+        if not delay_s:
+            await self._link.wait_for_last_receive()
         arrivals = self._nacks.pop(delay_s)
         started_at = monotonic()
         try:

@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -16,11 +17,12 @@ from semel.brokers.retry_queue import FailureLog, RunnerCounters
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
-from semel.core.error_info import handlers_error, redacted
-from semel.errors import MessageTooLarge, UsageError
+from semel.core.commands import Granted
+from semel.core.error_info import handlers_error, kept_part
+from semel.errors import AttemptsExhausted, MessageTooLarge, StoreError, UsageError
 from semel.policy import Policy
 from semel.runtime.process import worker_name
-from semel.types import Busy, Lost
+from semel.types import Busy, Delivery, Lost
 
 if TYPE_CHECKING:
     from semel.brokers.routes import Route
@@ -55,10 +57,10 @@ def letter_for(
     fence: int = 0,
     attempts: int = 0,
 ) -> DeadLetterInfo:
-    """Build the dead-letter information: why a message was given up. The policy redacts the error, if it does."""
+    """Build the dead-letter information: why a message was given up. The policy redacts the error."""
     text, stack = "", ""
-    if error is not None and policy is not None and policy.redact_error is not None:
-        info = redacted(handlers_error(error), policy, worker_name())
+    if error is not None and policy is not None and (policy.redact_error or not policy.keep_errors):
+        info = kept_part(handlers_error(error), policy, worker_name())
         text, stack = f"{info.kind}: {info.message}", info.traceback
     elif error is not None:
         text, stack = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
@@ -101,11 +103,37 @@ class DeadLetters:
         ):  # the same message, whose later attempts did not run: the first letter has the reason
             letter = replace(letter, error=first.error, stack=first.stack, attempts=first.attempts)
         try:
-            await self._write(arrival, letter)
+            letter = await self._write(arrival, letter)
         except Exception as error:
             self.report(arrival, letter, error, None if route is None else route.once)
             raise
         self.note_written(arrival, letter, route)
+
+    async def write_failed(
+        self,
+        delivery: Delivery[Arrival],
+        error: BaseException,
+        granted: Granted,
+        route: "Route | None",
+    ) -> None:
+        """Write the dead letter of a delivery before it is recorded as failed."""
+        once = None if route is None else route.once
+        letter = letter_for(
+            "failed",
+            "" if once is None else once.consumer,
+            delivery.key,
+            error,
+            None if once is None else once.policy,
+            fence=granted.fence,
+            attempts=granted.attempt,
+        )
+        if once is not None and isinstance(handlers_error(error), AttemptsExhausted):
+            letter = await _with_recorded_error(letter, once)
+        await self.write(delivery.body, letter, route)
+
+    def is_stuck(self, key: str) -> bool:
+        """Whether the dead letter of this key could not be written yet."""
+        return key in self._stuck
 
     def note_written(self, arrival: Arrival, letter: DeadLetterInfo, route: "Route | None") -> None:
         """Count, report and log a written dead letter."""
@@ -123,16 +151,19 @@ class DeadLetters:
         self._counts.dead_lettered += 1
         self._failure_log.log_dead_letter(letter)
 
-    async def _write(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def _write(self, arrival: Arrival, letter: DeadLetterInfo) -> DeadLetterInfo:
+        """Write the letter as complete as the broker takes it, and return it so."""
         short = replace(letter, stack="", error=letter.error[:ERROR_CHARACTERS])
         bare = replace(letter, body_at=arrival.position or "unknown")
-        if await self._fits(arrival, letter) or await self._fits(arrival, short):
-            return
+        for each in (letter, short):
+            if await self._fits(arrival, each):
+                return each
         _log.warning(
             "%s: the dead letter of %s is too large; its body is left out, it was at %s",
             self._source.name, letter.key or "a message", arrival.position,
         )  # fmt: skip
         await self._link.answer(lambda: self._source.dead_letter(replace(arrival, body=b""), bare))
+        return bare
 
     async def _fits(self, arrival: Arrival, letter: DeadLetterInfo) -> bool:
         """Write the letter; `False`: it is too large."""
@@ -160,6 +191,18 @@ class DeadLetters:
                 self._source.name, letter.key or "no key", arrival.position, letter.error or letter.reason, error,
                 len(self._stuck),
             )  # fmt: skip
+
+
+async def _with_recorded_error(letter: DeadLetterInfo, once: AsyncSemel) -> DeadLetterInfo:
+    """Return the letter with the error that the record has: the handler did not run in this attempt."""
+    with suppress(StoreError):
+        record = await once.records.lookup(letter.key)
+        if record is not None and record.errors:
+            last = record.errors[-1]
+            raised = f"{last.kind.removeprefix('builtins.')}: {last.message}"
+            text = f"{letter.error}; attempt {last.attempt} raised {raised}"
+            return replace(letter, error=text, stack=last.traceback or letter.stack)
+    return letter
 
 
 PREFIX = "semel-dead-"
@@ -211,11 +254,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The broker's id of it."""
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | None
+    """`None`: the message had none, such as a Kafka tombstone."""
     letter: DeadLetterInfo
 
     @classmethod
-    def from_message(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "DeadLetter":
+    def from_message(cls, id_: str, headers: Mapping[str, str], body: bytes | None) -> "DeadLetter":
         """Build it from a message of the broker; one that semel did not dead-letter has empty information."""
         return cls(
             id=id_,
@@ -236,8 +280,11 @@ class DeadLetterQueue(Protocol):
         """Return the oldest dead letters, without removing them."""
         ...
 
-    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a message to the source's own queue, topic or stream; returns when it is confirmed."""
+    async def republish(self, headers: Mapping[str, str], body: bytes | None) -> None:
+        """Send a message to the source's own queue, topic or stream; returns when it is confirmed.
+
+        The body is `None` only if `look` returned such a dead letter.
+        """
         ...
 
     async def remove(self, dead: DeadLetter) -> None:

@@ -44,17 +44,20 @@ class Handling(Protocol):
         ...
 
 
-def work_for(route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> Handling:
+def work_for(
+    route: Route, threads: Executor, is_stopping: Callable[[], bool], on_retry: Callable[[], object]
+) -> Handling:
     """Return the handling for a route's client and handler.
 
     `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
+    `on_retry`: called before each retry of a completion that the store has not answered.
     """
     if route.once.mode == "inbox":
         from semel.brokers.inbox_handling import InboxHandling
 
         return InboxHandling(route, threads, is_stopping)
     work = BatchHandling if route.batch else SingleHandling
-    return work(route, threads, is_stopping)
+    return work(route, threads, is_stopping, on_retry)
 
 
 def call_of(route: Route, threads: Executor) -> Call:
@@ -88,17 +91,26 @@ class SingleHandling:
 
     whole = False
 
-    def __init__(self, route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, route: Route, threads: Executor, is_stopping: Callable[[], bool], on_retry: Callable[[], object]
+    ) -> None:
         self._once = probing(route)
         self._call = call_of(route, threads)
-        self._is_stopping = is_stopping
+        self._is_stopping, self._on_retry = is_stopping, on_retry
 
     async def deliver(
         self, deliveries: Deliveries, share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
         """Run the deliveries as `run_many` does."""
         return await deliver.deliver(
-            self._once, deliveries, self._call, share, before_fail, on_outcome, self._is_stopping
+            self._once,
+            deliveries,
+            self._call,
+            share,
+            before_fail,
+            on_outcome,
+            self._is_stopping,
+            self._on_retry,
         )
 
     async def close(self) -> None:
@@ -110,10 +122,12 @@ class BatchHandling:
 
     whole = True
 
-    def __init__(self, route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, route: Route, threads: Executor, is_stopping: Callable[[], bool], on_retry: Callable[[], object]
+    ) -> None:
         self._route = route
         self._once = probing(route)
-        self._is_stopping = is_stopping
+        self._is_stopping, self._on_retry = is_stopping, on_retry
         handler = route.handler
         self._call = partial(in_thread, threads, handler) if route.blocks else handler
 
@@ -123,7 +137,14 @@ class BatchHandling:
         """Run the deliveries: those that are claimed in one round trip form one group."""
         call = self._route.around(Groups(self._route.reads, self._call, self._is_stopping))
         return await deliver.deliver(
-            self._once, deliveries, call, len(deliveries), before_fail, on_outcome, self._is_stopping
+            self._once,
+            deliveries,
+            call,
+            len(deliveries),
+            before_fail,
+            on_outcome,
+            self._is_stopping,
+            self._on_retry,
         )
 
     async def close(self) -> None:

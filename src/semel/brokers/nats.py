@@ -226,7 +226,9 @@ class JetStream:
             state = (await self._jetstream.stream_info(stream)).state
         except NotFoundError:
             return found
-        for sequence in range(state.first_seq, state.last_seq + 1):
+        for sequence in range(
+            max(1, state.first_seq), state.last_seq + 1
+        ):  # 0 while nothing was ever written
             if len(found) == limit:
                 break
             try:
@@ -238,7 +240,7 @@ class JetStream:
             found.append(DeadLetter.from_message(str(sequence), message.headers or {}, message.data or b""))
         return found
 
-    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+    async def republish(self, headers: Mapping[str, str], body: bytes | None) -> None:
         """Publish a message to its old subject, without the server's own deduplication: semel's decides."""
         own = dict(headers)
         subject = own.pop(SUBJECT, "") or self.options.subject
@@ -247,7 +249,7 @@ class JetStream:
             subject = stream.config.subjects[0]
         if "*" in subject or ">" in subject:
             raise UsageError(f"{subject!r} is a pattern; name the subject to publish to with subject=")
-        await self._publish(subject, body, own)
+        await self._publish(subject, body or b"", own)
 
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""

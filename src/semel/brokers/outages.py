@@ -17,6 +17,7 @@ __all__ = [
     "OUTAGE_MAX_S",
     "RECEIVE_WAIT_S",
     "STOP_AWAY_S",
+    "STOP_SILENT_S",
     "SourceLink",
     "outage_pause_s",
 ]
@@ -40,19 +41,45 @@ RECEIVE_GRACE_S = 1.2
 """
 CANCEL_S = 0.2
 """How long a cancelled call has to close its resources."""
+STOP_SILENCE_S = 1.0
+"""During a stop, a broker that answers none of its calls for this time is away. It redelivers what it did not confirm,
+and a record says what was done. Time in which this process itself did not run does not count."""
 LAST_S = 0.1
 """How long a stop waits for an answer of a broker that is away, and as long again for its close."""
 STOP_AWAY_S = NOTICE_S + CANCEL_S + 2 * (LAST_S + NOTICE_S) + LAST_S
 """The longest stop while the broker is away, after the last handler: notice it, cancel the receive; then the dead
 letters, the acks and the close."""
 NO_ANSWER = "no answer before the stop"
-CLOSE_S = 10.0
-"""How long a stop waits for the close of a broker that answers."""
+CLOSE_S = 1.0
+"""How long a stop waits until the broker confirms the close. It is sent at once, and everything else is confirmed."""
+STOP_SILENT_S = max(RECEIVE_GRACE_S, STOP_SILENCE_S) + STOP_AWAY_S
+"""The longest stop if the broker falls silent in the same moment, after the last handler: a receive or an answer that
+nobody confirms, and then the stop of a broker that is away."""
 
 
 def outage_pause_s(tries: int) -> float:
     """Return how long to wait after this number of calls without an answer."""
     return backoff_s(tries, OUTAGE_FIRST_S, OUTAGE_MAX_S)
+
+
+class Patience:
+    """Counts how long a stop has waited. A pause of this process counts as two looks at most."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._looked_at: float | None = None
+
+    def renew(self) -> None:
+        """Begin again: the broker has answered."""
+        self._waited_s, self._looked_at = 0.0, None
+
+    def waited_s(self) -> float:
+        """Look, and return the time since the first look."""
+        now = monotonic()
+        if self._looked_at is not None:
+            self._waited_s += min(now - self._looked_at, 2 * NOTICE_S)
+        self._looked_at = now
+        return self._waited_s
 
 
 class SourceLink:
@@ -62,10 +89,12 @@ class SourceLink:
         self._source = source
         self._is_stopping = is_stopping
         self._outage = OutageLog(_log, source.name)
-        self._broken_off = self._given_up = False
+        self._broken_off = self._given_up = self._stop_reported = False
         self._failed_at = self._answered_at = 0.0
         self._calls: dict[asyncio.Future[Any], float] = {}
         """Answers that the broker has not confirmed yet, with the times at which they were sent."""
+        self._patience = Patience()
+        self._asked: asyncio.Future[Any] | None = None
 
     @property
     def away(self) -> bool:
@@ -93,15 +122,24 @@ class SourceLink:
                 task.add_done_callback(_drop_result)
         if task.cancelled():
             raise SourceUnavailable(NO_ANSWER)
+        self._patience.renew()
         return task.result()
 
     def break_off(self) -> None:
-        """End answers that a stop has waited for long enough: shortly if the broker is away."""
-        longest_s = LAST_S if self.away else SILENCE_S
-        for task, sent_at in self._calls.items():
-            if monotonic() - sent_at >= longest_s:
-                self._given_up = True
-                task.cancel()
+        """End answers that a stop has waited for long enough: shortly if the broker is away. Call it every `NOTICE_S`.
+
+        A broker that answers one of several calls is not away, however slow it is.
+        """
+        if not self._calls:
+            self._patience.renew()
+            return
+        if self.away:
+            late = [task for task, sent_at in self._calls.items() if monotonic() - sent_at >= LAST_S]
+        else:
+            late = list(self._calls) if self._patience.waited_s() >= STOP_SILENCE_S else []
+        for task in late:
+            self._given_up = True
+            task.cancel()
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Return the answer; while the broker is unavailable, wait and reconnect. `None` if a stop comes first.
@@ -138,7 +176,18 @@ class SourceLink:
             _log.info("%s: %s", self._source.name, error)
             return
         self._failed_at = monotonic()
-        self._outage.report(error)
+        if not self._is_stopping():
+            self._outage.report(error)
+            return
+        if not self._outage.away and not self._stop_reported:
+            self._stop_reported = True
+            _log.warning("%s: %s; it delivers again what it did not confirm", self._source.name, error)
+        self._broken_off = True
+
+    async def wait_for_last_receive(self) -> None:
+        """During a stop, wait until the last receive has ended: it would get messages that are returned before."""
+        if self._is_stopping() and self._asked is not None:
+            await asyncio.wait([self._asked])
 
     async def close(self) -> None:
         """Close the source; waits only shortly for an unavailable broker."""
@@ -148,6 +197,7 @@ class SourceLink:
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Await one answer; `None` if a stop comes first."""
         task: asyncio.Future[T] = asyncio.ensure_future(call())
+        self._asked = task
         started_at = looked_at = monotonic()
         silent_s = 0.0
         may_take_s = 0.0 if self.away or call == self._source.open else RECEIVE_GRACE_S

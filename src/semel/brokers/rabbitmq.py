@@ -6,6 +6,7 @@ confirmed before the original is acknowledged, so a crash in between repeats it 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from traceback import walk_tb
 from typing import Any, Literal
@@ -140,7 +141,7 @@ class RabbitQueue:
             await queue.consume(self._inbox.put)
         except UNREACHABLE as error:
             await self.close()
-            raise self._error(error) from error
+            raise self.error_of(error) from error
 
     async def visit(self) -> Any:
         """Connect for dead letters only: a consumer would withhold prefetched messages from the workers."""
@@ -152,20 +153,24 @@ class RabbitQueue:
             self._connection = await aio_pika.connect(
                 address, timeout=CONNECT_S, connection_class=RabbitConnection
             )
-            self._channel = await self._connection.channel(publisher_confirms=True)
+            # The server confirms a message that no queue takes, after it has returned it: that must be an error.
+            self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
             self._heard_at = monotonic()
             return await self._declare()
         except UNREACHABLE as error:
             await self.close()
-            raise self._error(error) from error
+            raise self.error_of(error) from error
 
-    def _error(self, error: BaseException) -> SemelError:
-        """Return the error to raise after a failed connection."""
+    def error_of(self, error: BaseException) -> SemelError:
+        """Return the error to raise after a failed connection: `SourceUnavailable` if a retry may help."""
         text = _reason(error) or str(error) or type(error).__name__
         if is_refusal(error):
-            return SourceRefused(
-                f"{self.name}: {text}; check the credentials, the virtual host and the queue"
+            todo = (
+                "the queue exists and was declared otherwise: add kind=existing to the URL"
+                if isinstance(error, ChannelPreconditionFailed)
+                else "check the credentials, the virtual host and the queue"
             )
+            return SourceRefused(f"{self.name}: {text}; {todo}")
         return SourceUnavailable(text)
 
     async def _declare(self) -> Any:
@@ -178,13 +183,15 @@ class RabbitQueue:
         )
 
     async def _make_dead_letter_place(self) -> None:
-        """Create a missing dead-letter queue; a queue that was declared otherwise is used as it is."""
-        try:
-            await self._channel.declare_queue(
-                self._dead_queue, durable=True, arguments={"x-queue-type": "classic"}
-            )
-        except ChannelPreconditionFailed:  # it closes the channel
-            self._channel = await self._connection.channel(publisher_confirms=True)
+        """Create a missing dead-letter queue; a queue that was declared otherwise is used as it is.
+
+        On a channel of its own: a refusal closes the channel, and with it its consumer.
+        """
+        with suppress(ChannelPreconditionFailed):
+            async with self._connection.channel() as channel:
+                await channel.declare_queue(
+                    self._dead_queue, durable=True, arguments={"x-queue-type": "classic"}
+                )
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """Return arrived messages; waits for the first."""
@@ -209,7 +216,7 @@ class RabbitQueue:
         try:
             await self._channel.declare_queue(self.options.queue, passive=True, timeout=CONNECT_S)
         except UNREACHABLE as error:
-            raise self._error(error) from error
+            raise self.error_of(error) from error
         self._heard_at = monotonic()
 
     def _arrival(self, message: AbstractIncomingMessage) -> Arrival:
@@ -252,23 +259,32 @@ class RabbitQueue:
                 raise failed
 
     async def _postpone(self, message: AbstractIncomingMessage, step_s: int) -> None:
-        name = f"{self.options.queue}.retry.{step_s}s"
+        name = self._delay_queue(step_s)
         if step_s not in self._delays:
-            await self._channel.declare_queue(
-                name,
-                durable=True,
-                arguments={
-                    "x-queue-type": "classic",
-                    "x-message-ttl": step_s * 1000,
-                    "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": self.options.queue,
-                },
-            )
-            self._delays.add(step_s)
+            await self._make_delay_queue(name, step_s)
         copy = _copy(message)
         copy.headers[DELIVERIES] = _deliveries(message)
-        await self._publish(name, copy)
+        try:
+            await self._publish(name, copy)
+        except SourceUnavailable as error:
+            if not isinstance(error.__cause__, DeliveryError):
+                raise
+            await self._make_delay_queue(name, step_s)  # it was removed meanwhile
+            await self._publish(name, copy)
         await message.ack()
+
+    async def _make_delay_queue(self, name: str, step_s: int) -> None:
+        await self._channel.declare_queue(
+            name,
+            durable=True,
+            arguments={
+                "x-queue-type": "classic",
+                "x-message-ttl": step_s * 1000,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": self.options.queue,
+            },
+        )
+        self._delays.add(step_s)
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
         """Return the messages of an earlier connection: they are no longer in hand."""
@@ -297,6 +313,14 @@ class RabbitQueue:
         except UNREACHABLE as error:
             raise SourceUnavailable(f"{queue} did not confirm: {error}") from error
 
+    def _delay_queue(self, step_s: int) -> str:
+        return f"{self.options.queue}.retry.{step_s}s"
+
+    @property
+    def delay_queues(self) -> list[str]:
+        """Return the names of the delay queues, of which not all need exist."""
+        return [self._delay_queue(step_s) for step_s in STEPS_S]
+
     @property
     def _dead_queue(self) -> str:
         return self.options.dead or f"{self.options.queue}.dead"
@@ -322,10 +346,10 @@ class RabbitQueue:
             found.append(DeadLetter.from_message(id_, headers, message.body))
         return found
 
-    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+    async def republish(self, headers: Mapping[str, str], body: bytes | None) -> None:
         """Publish a message to the queue itself."""
         message = aio_pika.Message(
-            body,
+            body or b"",
             headers=dict(headers),
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )

@@ -159,11 +159,11 @@ class RedisStream:
             )
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
-                raise self._error(error) from error
+                raise self.error_of(error) from error
         except (RedisError, OSError) as error:
-            raise self._error(error) from error
+            raise self.error_of(error) from error
 
-    def _error(self, error: BaseException) -> SemelError:
+    def error_of(self, error: BaseException) -> SemelError:
         """Return the error to raise: `SourceUnavailable` if a retry may help."""
         if isinstance(error, ResponseError) and not _may_heal(error):
             return SourceRefused(f"{self.name} cannot be used: {error}")
@@ -180,9 +180,9 @@ class RedisStream:
             if "NOGROUP" in str(error):  # the stream was removed, or the server restarted without data
                 await self.open()
                 raise SourceUnavailable(f"the group was gone: {error}") from error
-            raise self._error(error) from error
+            raise self.error_of(error) from error
         except (RedisError, OSError) as error:
-            raise self._error(error) from error
+            raise self.error_of(error) from error
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """Return abandoned messages of other consumers, if a check is due; else new ones."""
@@ -285,9 +285,9 @@ class RedisStream:
             found.append(DeadLetter.from_message(id_.decode(), texts, body))
         return found
 
-    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+    async def republish(self, headers: Mapping[str, str], body: bytes | None) -> None:
         """Add a message to the stream itself."""
-        await self._add(self._options.stream, headers.items(), body)
+        await self._add(self._options.stream, headers.items(), body or b"")
 
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""

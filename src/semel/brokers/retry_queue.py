@@ -166,14 +166,17 @@ class FailureLog:
         """Log a dead letter."""
         left_out = self._letters.take()
         if left_out is not None:
+            after = "semel dlq replay runs it again"
+            if letter.body_at:
+                after = f"its body is left out, so publish it again from where it was: {letter.body_at}"
             _log.warning(
-                "%s: key %r went to the dead letters: %s%s%s%s; `semel dlq replay` runs it again",
+                "%s: key %r went to the dead letters: %s%s%s%s; %s",
                 self._source, letter.key, letter.reason,
                 f" after {plural(letter.attempts, 'attempt')}" if letter.attempts else "",
-                f": {_one_line(letter.error)}" if letter.error else "", _more(left_out),
+                f": {_one_line(letter.error)}" if letter.error else "", _more(left_out), after,
                 extra=about("dead_letter", source=self._source, consumer=letter.consumer, key=letter.key,
                             reason=letter.reason, attempt=letter.attempts, error=letter.error,
-                            next="semel dlq replay runs it again"),
+                            next=after),
             )  # fmt: skip
 
     def log_lost(self, key: str) -> None:

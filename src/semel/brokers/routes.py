@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from semel.brokers.dead_letters import RUN_LATE
 from semel.brokers.source import Arrival
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
-from semel.errors import GiveUp, MessageInvalid, UsageError
+from semel.errors import GiveUp, KeyMissing, MessageInvalid, UsageError
 from semel.keys.identity import Identity, attribute_of, instant
 from semel.policy import Policy
 from semel.runtime.handlers import parameter_type, signature_of
@@ -26,6 +27,10 @@ Call: TypeAlias = Callable[[Arrival], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
 """A layer around a handler: it gets the message and the next call, which it awaits once or not at all."""
 
+NO_BODY = (
+    "The message has no body, such as a Kafka tombstone: take its key from a header, or skip such messages with"
+    " tombstones=skip in the source's URL"
+)
 RETRY_DELAY_S = 1.0
 """The delay between attempts if the policy has none: a failing handler must not spin."""
 
@@ -87,8 +92,10 @@ class Route:
         """Build the delivery of a message, with its key. Raises `KeyMissing` and `KeyInvalid`."""
         if arrival.by_name.get(RUN_LATE) is not None:
             event_time_us = None
+        key = self._find_key(arrival)
+        deliver.items_of(self.once).check_times((key,))
         return Delivery(
-            key=self._identity(arrival),
+            key=key,
             body=arrival,
             event_type=event_type,
             event_time_us=event_time_us,
@@ -96,6 +103,14 @@ class Route:
             source=_source(arrival),
             redelivered=arrival.deliveries > 1 if arrival.deliveries else None,
         )
+
+    def _find_key(self, arrival: Arrival) -> str:
+        try:
+            return self._identity(arrival)
+        except KeyMissing as error:
+            if arrival.body is not None:
+                raise
+            raise KeyMissing(f"{error}. {NO_BODY}") from error
 
     def around(self, call: Call) -> Call:
         """Return the call inside the route's middleware; the first one is the outermost."""

@@ -35,7 +35,7 @@ from semel.client.client_async import AsyncSemel
 from semel.core.commands import Granted
 from semel.core.settlement import NotStarted, retry_later
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
-from semel.observe.log_format import about
+from semel.observe.limited_log import OutageLog
 from semel.runtime.process import asyncio
 from semel.runtime.tasks import end_tasks
 from semel.types import (
@@ -115,6 +115,8 @@ class Runner:
         )
         self._outages = 0
         self._outage_until = 0.0
+        after = "nothing is acknowledged until it answers"
+        self._store_outage = OutageLog(_log, "the store", event="store_outage", then=after, grace_s=1.0)
         self._stopping = False
         self._left: set[str] = set()
         self._until_idle = False
@@ -142,7 +144,8 @@ class Runner:
         """Run until `stop()`. Raises errors that a retry cannot fix, after draining."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
             self._works: dict[Route, Handling] = {
-                route: work_for(route, threads, lambda: self._stopping) for route in self.routes
+                route: work_for(route, threads, lambda: self._stopping, self._note_silence)
+                for route in self.routes
             }
             beating: asyncio.Task[None] | None = None
             try:
@@ -308,6 +311,7 @@ class Runner:
         held.running = False
         if isinstance(outcome, Done | Failed | Busy) and getattr(outcome, "recorded", True):
             self._outages = 0  # the store has answered; other outcomes are possible without its answer
+            self._store_outage.end()
         if held.gone:
             self._release(held)
             return
@@ -344,10 +348,12 @@ class Runner:
         if isinstance(error, NotStarted):
             self._return(held, 0.0)
             return
-        self.counts.errors += 1
         assert held.delivery is not None
         assert held.route is not None
-        policy = held.route.once.policy
+        policy, stuck = held.route.once.policy, self._dead_letters.is_stuck(held.delivery.key)
+        self.counts.errors += (
+            not stuck or attempt <= policy.max_attempts
+        )  # later only its dead letter is tried
         if held.route.once.mode == "mark":
             self._start_dead_letter(held, "failed", error)
             return
@@ -358,20 +364,23 @@ class Runner:
                 self._start_dead_letter(held, "failed", error)
                 return
             retry_after_s = retry_later(policy, attempt).delay_s
-        self._failure_log.log_failure(held.delivery.key, attempt, retry_after_s, error, policy)
+        if not stuck:
+            self._failure_log.log_failure(held.delivery.key, attempt, retry_after_s, error, policy)
         self._retry(held, retry_after_s)
 
     def _outage_s(self, error: object) -> float:
         """Return how long to pause before the store is used again: longer each time, the same for tries at one time."""
         now = monotonic()
         if now >= self._outage_until:
-            delay_s = outage_pause_s(self._outages)
-            after = f"nothing is acknowledged, again in {delay_s:.1f} s"
-            extra = about("store_outage", error=str(error), next=after)
-            _log.warning("the store cannot be reached (%s); %s", error, after, extra=extra)
+            self._store_outage.report(error)
+            self._outage_until = now + outage_pause_s(self._outages)
             self._outages += 1
-            self._outage_until = now + delay_s
         return self._outage_until - now
+
+    def _note_silence(self) -> None:
+        """Report that completions wait for the store; their outcomes come only when it answers or a lease ends."""
+        self._store_outage.report("completions have no answer and are retried")
+        self._outages = self._outages or 1
 
     def _ack(self, held: HeldDelivery) -> None:
         if self._left and held.delivery is not None:
@@ -421,17 +430,7 @@ class Runner:
     async def _before_fail(self, delivery: Delivery[Arrival], error: BaseException, granted: Granted) -> None:
         """Write the dead letter of a message before it is recorded as failed."""
         route = route_for(self.routes, delivery.event_type)
-        once = None if route is None else route.once
-        letter = letter_for(
-            "failed",
-            "" if once is None else once.consumer,
-            delivery.key,
-            error,
-            None if once is None else once.policy,
-            fence=granted.fence,
-            attempts=granted.attempt,
-        )
-        await self._dead_letters.write(delivery.body, letter, route)
+        await self._dead_letters.write_failed(delivery, error, granted, route)
 
     def _start_dead_letter(self, held: HeldDelivery, reason: str, error: BaseException | None = None) -> None:
         """Start to dead-letter a message; it is acknowledged afterwards."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from semel.errors import UsageError
+from semel.errors import SemelError, SourceUnavailable, UsageError
 from semel.keys.message import Envelope
 from semel.runtime.extras import install_command
 
@@ -19,6 +19,7 @@ __all__ = [
     "decode_body",
     "expand_headers",
     "load_scheme_function",
+    "no_answer",
     "source_for",
 ]
 
@@ -140,6 +141,15 @@ _BUILT_IN: dict[str, str] = {
     "valkey": "semel.brokers.redis_streams:from_url",
     "valkeys": "semel.brokers.redis_streams:from_url",
 }
+
+
+def no_answer(name: str, error: SemelError) -> SemelError:
+    """Return the error of a probe: it names the source if the broker does not answer. A refusal says so itself."""
+    return (
+        SourceUnavailable(f"{name} does not answer: {error}")
+        if isinstance(error, SourceUnavailable)
+        else error
+    )
 
 
 def source_for(url: str) -> Source:

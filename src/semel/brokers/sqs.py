@@ -324,7 +324,7 @@ class SqsQueue:
                 self._receipts[each["MessageId"]] = each["ReceiptHandle"]
         return list(found.values())[:limit]
 
-    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+    async def republish(self, headers: Mapping[str, str], body: bytes | None) -> None:
         """Send a message to the queue itself, to its old group."""
         own = dict(headers)
         group = own.pop(GROUP, "")
@@ -332,7 +332,7 @@ class SqsQueue:
             # The service wants a new id of its own, which would be taken for the key: the old one goes before it.
             own = {IDEMPOTENCY_KEY: own["message_id"], **own}
         attributes = {name: _attribute(value) for name, value in list(own.items())[:ATTRIBUTES_MAX]}
-        await self._send(self._options.queue, body.decode(), attributes, group)
+        await self._send(self._options.queue, (body or b"").decode(), attributes, group)
 
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter that `look` returned before."""

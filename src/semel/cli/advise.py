@@ -1,4 +1,4 @@
-"""`semel advise`: how long to remember, from how late duplicates really came."""
+"""`semel advise`: how long to remember, from how late duplicates really came; with `--rate`, what that takes."""
 
 import itertools
 import sys
@@ -11,13 +11,15 @@ from xml.sax.saxutils import escape
 
 import typer
 
+from semel.cli.capacity import advise_capacity
 from semel.cli.options import ConsumerOption, JsonOption, WindowOption, settings_for, size_text
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, console, print_json, print_rows, say, table
 from semel.observe.advise import CATCH, SAFETY, Advice, Lags, from_history, from_metrics
 from semel.observe.advise import advise as advised
+from semel.observe.capacity import SERVER_CORES
 from semel.observe.formatting import plural
 from semel.observe.history import read
-from semel.windows import exact_text, window_us
+from semel.windows import exact_text, is_endless, window_us
 
 __all__ = ["advise", "svg"]
 
@@ -104,8 +106,25 @@ BAR = 28
 FETCH_S = 10.0
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rate", metavar="RATE", help="Plan each store for this many new events: 12k/s, 1B/day, 500/s."
+    ),
+]
+PlannedStore = Annotated[
+    str | None,
+    typer.Option("--store", metavar="STORE", help="With --rate: only this store, by URL or name."),
+]
+CoresOption = Annotated[
+    int, typer.Option("--cores", min=1, help="With --rate: the cores of one PostgreSQL server.")
+]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", metavar="BYTES", help="With --rate: the memory of one Redis server.")
+]
 
-def advise(
+
+def advise(  # noqa: PLR0913, PLR0917 - one parameter for each option
     histories: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -131,6 +150,10 @@ def advise(
         float | None,
         typer.Option("--per-day", min=0.0, help="New events a day, for the space; default: as measured."),
     ] = None,
+    rate: RateOption = None,
+    store: PlannedStore = None,
+    cores: CoresOption = SERVER_CORES,
+    memory: MemoryOption = "64GiB",
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -144,10 +167,19 @@ def advise(
 
     A history also shows the duplicates that came after the window and ran again; metrics cannot. Where duplicates
     come as late as the window lasts, the suggestion says so.
+
+    With --rate: memory, disk, partitions, shards and connections that each store needs for --window.
     """
+    if rate is not None and not (histories or metrics or plot):
+        lasting_us = window_us(settings_for(window=window).window)
+        advise_capacity(rate, lasting_us, store, cores=cores, memory=memory, as_json=as_json)
+        return
+    if rate is not None or store is not None:
+        raise CommandExit("--store goes with --rate, and neither with a history, --metrics or --plot", USAGE)
     if bool(histories) == bool(metrics):
         raise CommandExit(
-            "name the history to look at (a folder that a HistoryHook writes), or a /metrics page with --metrics",
+            "name the history to look at (a folder that a HistoryHook writes), or a /metrics page with --metrics, or"
+            " give --rate to plan a store",
             USAGE,
         )
     settings = settings_for(consumer=consumer, window=window)
@@ -182,13 +214,15 @@ def _from_page(place: str, consumer: str | None) -> Lags:
         if not path.exists():
             raise CommandExit(f"{place} is neither a file nor an http address", NOT_FOUND)
         return from_metrics(path.read_text(encoding="utf-8"), consumer)
-    from urllib.error import URLError
+    from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
     try:
         with urlopen(place, timeout=FETCH_S) as page:  # noqa: S310 - only http, as asked for above
             return from_metrics(page.read(FETCH_BYTES_MAX).decode(), consumer)
     except (URLError, OSError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
         raise CommandExit(f"{place} gives no metrics: {error}") from error
 
 
@@ -216,6 +250,14 @@ def _print(advice: Advice, observed: int) -> None:
         _draw(advice, facts)
     for warning in advice.warnings:
         say(f"Note: {warning}.")
+    if is_endless(round((advice.current_s or 0) * 1e6)):
+        sizes = ", ".join(
+            f"{store} {size_text(size)}" for store, size in advice.per_day_bytes.items() if size
+        )
+        say(
+            "The window is forever: it catches every duplicate, and every day adds to the store, which never shrinks"
+            + (f": {sizes}." if sizes else "; give --per-day to see how much.")
+        )
 
 
 def _draw(advice: Advice, facts: list[tuple[str, str]]) -> None:
@@ -272,12 +314,14 @@ def _document(advice: Advice, lags: Lags) -> dict[str, Any]:
         "catch": advice.catch,
         "safety": advice.safety,
         "lag_at_catch_s": advice.at_quantile_s,
+        "window": None if advice.current_s is None else _text(advice.current_s),
         "window_s": advice.current_s,
         "window_catches": advice.current_caught,
         "windows": [
             {"window_s": each.window_s, "catches": each.caught, "records": each.records, "bytes": each.bytes}
             for each in advice.shares
         ],
+        "bytes_per_day": advice.per_day_bytes,
         "warnings": list(advice.warnings),
     }
 

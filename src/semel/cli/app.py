@@ -8,8 +8,10 @@ import typer
 from semel.cli.advise import advise
 from semel.cli.audit.command import audit
 from semel.cli.bench.command import bench
+from semel.cli.chaos import chaos
 from semel.cli.consume import consume
 from semel.cli.consumers import consumer, window
+from semel.cli.dedup import dedup
 from semel.cli.demo.command import demo
 from semel.cli.dlq import dlq
 from semel.cli.doctor import doctor
@@ -149,6 +151,7 @@ app.command("filter")(filter_lines)
 # Options after the command to run belong to that command: `semel once --key K ls -l`.
 app.command("once", context_settings={"allow_interspersed_args": False})(once)
 app.command("consume")(consume)
+app.command("dedup")(dedup)
 app.command("show")(show)
 app.command("list")(list_records)
 app.command("forget")(forget)
@@ -173,3 +176,4 @@ app.command("advise")(advise)
 app.command("audit")(audit)
 app.command("history")(history)
 app.command("bench")(bench)
+app.command("chaos")(chaos)

@@ -34,9 +34,9 @@ from semel.cli.options import (
 from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, say
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
-from semel.errors import SemelError, StoreError
+from semel.errors import SemelError, SourceUnavailable, StoreError
 from semel.observe.formatting import plural, redact
-from semel.observe.probes import window_warnings
+from semel.observe.probes import SourceFacts, window_warnings
 from semel.runtime.error_settings import read_error_settings
 
 if TYPE_CHECKING:
@@ -57,22 +57,55 @@ def quiet_clients() -> None:
 
 
 ASK_S = 10.0
+REFUSED_S = 5.0
+"""How long to wait before a refused probe is reported: a runner that is refused as well ends with the reason."""
+APPROXIMATE = ("sqs:",)
+"""Sources whose count of messages in hand lags behind: it may still include what was just acknowledged."""
 
 
 async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
     """Warn if a broker redelivers for longer than the window. The runner reports a broker that does not answer."""
-    if once.mode == "observe":
+    if once.mode == "observe" or once.policy.inbox_table is not None:  # rows of such a table have no window
         return
     with suppress(StoreError):  # then the client's own window counts
         await deliver.refresh_windows(once)
     window_us = deliver.known_window_us(once)
+    await asyncio.gather(*(_warn_of_source(url, window_us, once.consumer) for url in urls))
+
+
+async def _warn_of_source(url: str, window_us: int, consumer: str) -> None:
+    """Warn as soon as the broker has answered; a probe that it refuses leaves the horizon unknown."""
+    from semel.brokers import source_for
+    from semel.brokers.outages import outage_pause_s
     from semel.brokers.probes import look_at
 
-    for url in urls:
-        with suppress(SemelError, TimeoutError):
+    facts, reason, tries = None, "", 0
+    while facts is None:
+        try:
             facts = await asyncio.wait_for(look_at(url), ASK_S)
-            for line in window_warnings(facts, window_us, once.consumer):
-                say(redact(f"warning: {line}"))
+        except (SourceUnavailable, TimeoutError):
+            await asyncio.sleep(outage_pause_s(tries))
+            tries += 1
+        except SemelError as error:
+            await asyncio.sleep(REFUSED_S)
+            facts, reason = SourceFacts(name=source_for(url).name), f" ({error})"
+    for line in window_warnings(facts, window_us, consumer):
+        say(redact(f"warning: {line}{reason}"))
+
+
+async def _count_left(url: str) -> tuple[int, int]:
+    """Return how many messages consumers hold that live or died, and how many wait for their next attempt.
+
+    0 for what the broker cannot say.
+    """
+    from semel.brokers.probes import look_at
+
+    if url.startswith(APPROXIMATE):
+        return 0, 0
+    with suppress(SemelError, TimeoutError):
+        facts = await asyncio.wait_for(look_at(url), ASK_S)
+        return facts.in_hand or 0, facts.delayed
+    return 0, 0
 
 
 OutputOption = Annotated[
@@ -128,7 +161,10 @@ RefuseOption = Annotated[
 ]
 UntilIdleOption = Annotated[
     bool,
-    typer.Option("--until-idle", help="End when nothing is left to receive; exit code 75: some failed."),
+    typer.Option(
+        "--until-idle",
+        help="End when nothing is left to receive; exit code 75: some failed, or another consumer holds some.",
+    ),
 ]
 
 
@@ -192,6 +228,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     )
     where = None if key is None else semel.keys.body(key)
     with observing(settings, metrics, adopts=settings.mode == "inbox") as seen:
+        seen.name_sources(sources)
         once = semel.aopen(
             settings.store,
             mode=settings.mode,
@@ -229,6 +266,12 @@ def _transactions(
     ]
 
 
+def _clients(runners: "Sequence[Runner | KafkaTransaction]", once: AsyncSemel) -> list[AsyncSemel]:
+    """Return one client for each consumer: those of the routes, else `once`."""
+    clients = [route.once for runner in runners for route in getattr(runner, "routes", ())] or [once]
+    return list({(each.tenant, each.consumer): each for each in clients}.values())
+
+
 async def _consume(
     once: AsyncSemel,
     runners: "Sequence[Runner | KafkaTransaction]",
@@ -241,27 +284,51 @@ async def _consume(
     _stop_on_signals(asyncio.get_running_loop(), runners)
     async with once:
         for runner in runners:
-            say(f"consuming {runner.source.name} as {once.consumer!r}, mode {once.mode}")
+            whose = "; ".join(f"{each.consumer!r}, mode {each.mode}" for each in _clients([runner], once))
+            say(f"consuming {runner.source.name} as {whose}")
         if until_idle:
             for runner in runners:
                 runner.stop_when_idle()
-        warning = asyncio.create_task(warn_of_short_windows(once, urls))
+        warnings = [
+            asyncio.create_task(warn_of_short_windows(each, urls)) for each in _clients(runners, once)
+        ]
         try:
             await asyncio.gather(*(runner.run() for runner in runners))
         finally:
-            warning.cancel()
+            for warning in warnings:
+                warning.cancel()
     for runner in runners:
         counts = runner.counts
         say(
             f"{runner.source.name}: {counts.received:,} received, {counts.acked:,} acknowledged,"
             f" {plural(counts.duplicates, 'duplicate')}, {plural(counts.dead_lettered, 'dead letter')}"
         )
-    left = sum(runner.left for runner in runners)
-    if until_idle and left:
-        failed = plural(left, "message failed and is", "messages failed and are")
-        say(f"{failed} left with the broker, to be delivered again")
-        return TRY_LATER
-    return OK
+    return await _say_what_is_left(runners, urls) if until_idle else OK
+
+
+async def _say_what_is_left(runners: "Sequence[Runner | KafkaTransaction]", urls: Sequence[str]) -> int:
+    """Return the exit code of `--until-idle`: 0 only if no message is left that will be delivered again."""
+    failed = others = waiting = 0
+    for runner, url in zip(runners, urls, strict=True):
+        held, delayed = await _count_left(url)
+        failed += runner.left
+        waiting += max(0, delayed - runner.left)
+        others += max(0, held - runner.left)
+    if failed:
+        say(
+            f"{plural(failed, 'message failed and is', 'messages failed and are')} left with the broker,"
+            " to be delivered again"
+        )
+    if others:
+        say(
+            f"{plural(others, 'message is', 'messages are')} held by another consumer, or by one that died:"
+            " the broker delivers them again unless that one acknowledges them"
+        )
+    if waiting:
+        say(
+            f"{plural(waiting, 'message of an earlier run waits', 'messages of earlier runs wait')} for another attempt"
+        )
+    return TRY_LATER if failed or others or waiting else OK
 
 
 def _stop_on_signals(loop: Any, runners: "Sequence[Runner | KafkaTransaction]") -> None:

@@ -161,7 +161,9 @@ def set_window(
     consumer: Consumer,
     duration: Annotated[
         str,
-        typer.Argument(metavar="WINDOW", help=f"24h, 15m, ..., {', '.join(PRESETS)}, or off.", callback=text),
+        typer.Argument(
+            metavar="WINDOW", help=f"24h, 15m, ..., {', '.join(PRESETS)}, forever, or off.", callback=text
+        ),
     ],
     event_type: TypeOption = "",
     store: StoreOption = None,
@@ -175,7 +177,8 @@ def set_window(
 ) -> None:
     """Store a window for a consumer, or for one type of its events.
 
-    Running clients follow within 10 seconds. `off` means that duplicates run.
+    Running clients follow within 10 seconds. `off` means that duplicates run. `forever` keeps every finished key until
+    somebody forgets it: the store grows without end.
     """
     check_consumer(consumer)
     try:
@@ -184,6 +187,7 @@ def set_window(
         raise CommandExit(str(error), USAGE) from None
     what = _display_name(consumer, event_type)
     with open_store(settings_for(store=store, tenant=tenant)) as reach:
+        reach.check_window(us)
         if dry_run:
             say(f"Would set the window of {what} to {exact_text(us)}.")
             return

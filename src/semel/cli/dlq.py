@@ -78,7 +78,7 @@ def show_dead(
                 | {"stack": dead.letter.stack, "headers": dead.original(), "body": _text(dead)}
             )
             return
-        facts = [*_document(dead).items(), *dead.original().items(), ("body", _text(dead))]
+        facts = [*_document(dead).items(), *dead.original().items(), ("body", _text(dead) or "")]
         print_rows(("", ""), [(name, str(value)) for name, value in facts if value != ""])
         if dead.letter.stack:
             say(dead.letter.stack.rstrip())
@@ -178,8 +178,9 @@ def _document(dead: "DeadLetter") -> dict[str, Any]:
         "error": letter.error,
         "worker": letter.worker,
         "at": letter.at,
+        "body_at": letter.body_at,
     }
 
 
-def _text(dead: "DeadLetter") -> str:
-    return dead.body.decode("utf-8", "backslashreplace")
+def _text(dead: "DeadLetter") -> str | None:
+    return None if dead.body is None else dead.body.decode("utf-8", "backslashreplace")

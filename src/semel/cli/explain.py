@@ -2,13 +2,22 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import replace
 
+from semel.cli.dedup_checks import (
+    DedupKeyOption,
+    DedupMarksOption,
+    DedupOption,
+    DedupToOption,
+    explain_dedup,
+    refuse_without_dedup,
+)
 from semel.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -111,6 +120,10 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         OnUnavailable,
         typer.Option("--on-unavailable", help="The policy's setting for an unreachable store."),
     ] = "refuse",
+    dedup: DedupOption = None,
+    to: DedupToOption = "",
+    key: DedupKeyOption = None,
+    marks: DedupMarksOption = "",
     *,
     probe: Annotated[
         bool, typer.Option("--probe", help="The policy has a probe, which asks about unknown outcomes.")
@@ -122,18 +135,24 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
 
     Reads the settings of the store's server and of the sources (--from): durability, retention, redelivery. Nothing
     is consumed or changed. With --consumer, the mode and window that the store has for it count, and its records show
-    whether keys are hashes of the content. Exit codes: 0 they hold, 1 weaker than --require, 69 a server does
-    not answer, 78 the settings cannot be used together.
+    whether keys are hashes of the content. With --dedup it shows the contract of a deduplication instead, and what
+    the topics, their latest records and the group say about it. Exit codes: 0 they hold, 1 weaker than --require, 69
+    a server does not answer, 78 a broker refuses or the settings cannot be used together.
     """
     settings = settings_for(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
+    if dedup is not None:
+        with _as_exits():
+            explain_dedup(settings, dedup, to=to, key=key, marks=marks, as_json=as_json)
+        return
+    refuse_without_dedup(to=to, key=key, marks=marks)
     told = {
         "deadline_s": _seconds(visibility, "--visibility"),
         "horizon_s": _seconds(redelivers_for, "--redelivers-for"),
         "redrive_s": _seconds(redrive_after, "--redrive-after"),
     }
-    try:
+    with _as_exits():
         around = SourceProbe(
             sources=_merge_options(probe_sources(sources_of(source, settings)), told),
             keys=keys or "given",
@@ -144,10 +163,6 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         result, in_force = _explain(
             settings, sink, around, look_at_keys=keys is None, probe=probe, on_unavailable=on_unavailable
         )
-    except (SourceUnavailable, StoreUnavailable) as error:
-        raise CommandExit(str(error), UNAVAILABLE) from error
-    except SemelError as error:
-        raise CommandExit(str(error), BAD_CONFIGURATION) from error
     holds = require is None or result.satisfies(require)
     if as_json:
         print_json(_document(result, in_force, settings, around.sources, require, holds=holds))
@@ -162,6 +177,17 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         raise CommandExit(f"weaker than --require {require}: {why}", FAILED)
 
 
+@contextmanager
+def _as_exits() -> Iterator[None]:
+    """Turn errors of servers and settings into exit codes."""
+    try:
+        yield
+    except (SourceUnavailable, StoreUnavailable) as error:
+        raise CommandExit(str(error), UNAVAILABLE) from error
+    except SemelError as error:
+        raise CommandExit(str(error), BAD_CONFIGURATION) from error
+
+
 def _seconds(given: str | None, option: str) -> float | None:
     return None if given is None else parse_duration_us(given, option) / 1e6
 
@@ -171,6 +197,9 @@ def probe_sources(urls: Sequence[str]) -> list[SourceFacts]:
     if not urls:
         return []
     from semel.brokers.probes import look_at
+    from semel.cli.consume import quiet_clients
+
+    quiet_clients()
 
     async def look() -> list[SourceFacts]:
         return [await look_at(url) for url in urls]
@@ -344,6 +373,7 @@ def _document(
         "sources": [_source_document(source) for source in sources],
         "consumer": settings.consumer,
         "sink": result.sink,
+        "window": exact_text(window.us),
         "window_s": window.us / 1e6,
         "window_from": window.origin,
         "lease_s": duration_us(settings.lease) / 1e6,

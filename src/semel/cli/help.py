@@ -10,6 +10,10 @@ from typer.core import TyperCommand, TyperGroup
 __all__ = ["EXAMPLES", "App", "HelpGroup"]
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "chaos": (
+        "semel chaos app:charge --store sqlite:///chaos.db --effects app:count --minutes 2 --report chaos.html",
+        "semel chaos app:credit --mode inbox --store postgresql://localhost/test --seed 7 --rounds 3",
+    ),
     "demo": ("semel demo", "semel demo --control --seed 7"),
     "filter": (
         "semel filter --key id events.jsonl > new.jsonl",
@@ -22,6 +26,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "consume": (
         "semel consume app:handle --from 'redis://localhost/0?stream=orders&group=billing'",
         "semel consume app:handle --from 'amqp://localhost/?queue=orders' --store sqlite:///events.db --until-idle",
+    ),
+    "dedup": (
+        "semel dedup --from 'kafka://localhost:9092/in?group=g' --to kafka://localhost:9092/out --key id",
+        "semel dedup --from 'kafka://localhost:9092/in?group=g' --to out --key id --time ts --late drop --until-idle",
     ),
     "show": ("semel show evt_1", "semel show evt_1 --consumer billing --json"),
     "list": (

@@ -32,6 +32,7 @@ from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
 from semel.client.client_async import AsyncSemel
 from semel.observe.formatting import plural, redact
 from semel.runtime.error_settings import read_error_settings
+from semel.runtime.handlers import check_takes_event
 
 if TYPE_CHECKING:
     from semel.ingest.intake import DeadLetterHandler, Event
@@ -158,6 +159,7 @@ def _process(spec: str | None, table: "EventTable | None") -> Any:
             raise CommandExit("name a handler such as app:handle, or a table with --persist", USAGE)
         return table.persist
     handler = load_handler(spec)
+    check_takes_event(handler, spec)
     return in_loop(handler) if table is None else table.after(handler)
 
 

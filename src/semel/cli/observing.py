@@ -1,6 +1,6 @@
 """The hooks of a command that runs handlers: metrics over HTTP, figures for the dashboard, hooks of `semel.toml`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +12,12 @@ from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
 from semel.errors import SemelError
 from semel.observe.takeover_log import TakeoverLog
 
-__all__ = ["MetricsOption", "Observing", "observing"]
+__all__ = ["NO_ROLLUPS", "MetricsOption", "Observing", "observing", "serve_metrics"]
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
     from semel.observe.prometheus import PrometheusHook
+    from semel.observe.rollups import RollupHook
 
 MetricsOption = Annotated[
     str | None,
@@ -37,6 +38,13 @@ class Observing(Struct):
     hooks: list[Callable[[Any], object]] = field(default_factory=list[Callable[[Any], object]])
     metrics: "PrometheusHook | None" = None
     """The hook whose metrics are served, if any are."""
+    rollups: "RollupHook | None" = None
+    """The hook that writes the dashboard's figures and heartbeats, if one does."""
+
+    def name_sources(self, urls: Sequence[str]) -> None:
+        """Name the sources in the heartbeats, without passwords: the dashboard can then find their dead letters."""
+        if self.rollups is not None:
+            self.rollups.name_sources(urls)
 
 
 @contextmanager
@@ -48,7 +56,7 @@ def observing(settings: "CliSettings", metrics: str | None, *, adopts: bool = Fa
     made = Observing()
     closing: list[Callable[[], object]] = []
     if metrics is not None:
-        made.metrics, close = _serve_metrics(metrics)
+        made.metrics, close = serve_metrics(metrics)
         made.hooks.append(made.metrics)
         closing.append(close)
     made.hooks += [TakeoverLog(), *_named_hooks(settings.hooks)]
@@ -59,7 +67,7 @@ def observing(settings: "CliSettings", metrics: str | None, *, adopts: bool = Fa
         store = store_for(settings.store)
         if adopts and hasattr(store, "adopt"):
             store.adopt()
-        rollups = RollupHook(store, owned=True)
+        made.rollups = rollups = RollupHook(store, owned=True)
         made.hooks.append(rollups)
         closing.append(rollups.close)
     try:
@@ -89,7 +97,7 @@ def _named_hooks(named: str | list[str]) -> list[Callable[[Any], object]]:
     return hooks
 
 
-def _serve_metrics(address: str) -> "tuple[PrometheusHook, Callable[[], object]]":
+def serve_metrics(address: str) -> "tuple[PrometheusHook, Callable[[], object]]":
     """Serve metrics. Returns their hook, and a function that stops serving."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:

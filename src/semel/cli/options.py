@@ -41,6 +41,7 @@ __all__ = [
     "settings_for",
     "size_text",
     "sources_of",
+    "stop_on_signals",
     "text",
 ]
 
@@ -110,7 +111,7 @@ WindowOption = Annotated[
         "--window",
         metavar="DURATION",
         callback=text,
-        help="How long a finished key is remembered: 24h, a preset, or off. Setting: window.",
+        help="How long a finished key is remembered: 24h, a preset, forever, or off. Setting: window.",
     ),
 ]
 LeaseOption = Annotated[
@@ -264,6 +265,20 @@ class ending_on_signals:  # noqa: N801 - reads as what it does: with ending_on_s
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def stop_on_signals(stop: Callable[[], None]) -> list[int]:
+    """Make SIGTERM and SIGINT call `stop`; a second signal ends the process. Returns the list of signals received."""
+    received: list[int] = []
+
+    def heed(number: int, _frame: object) -> None:
+        received.append(number)
+        stop()
+        signal.signal(number, signal.SIG_DFL)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, heed)
+    return received
 
 
 def load_handler(spec: str) -> Any:

@@ -21,6 +21,7 @@ from semel.cli.options import (
     parse_duration_us,
     read_lines,
     settings_for,
+    stop_on_signals,
     text,
 )
 from semel.cli.output import (
@@ -344,22 +345,14 @@ def relay(  # noqa: PLR0913, PLR0917 - one for each option
 
 def _relay(running: "Relay", *, until_empty: bool) -> int:
     """Run the relay until a signal stops it."""
-    told: list[int] = []
-
-    def stop(number: int, _frame: object) -> None:
-        told.append(number)
-        running.stop()
-        signal.signal(number, signal.SIG_DFL)  # a second signal ends it at once
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
+    received = stop_on_signals(running.stop)
     say(redact(f"Relaying from {running.rows.name} to {running.sink.name}."))
     totals = running.run(until_empty=until_empty)
     say(
         f"Published {totals.published:,}; {plural(totals.refused, 'attempt')} failed, {_messages(totals.died)} given"
         f" up, {plural(totals.cleaned, 'old one')} removed."
     )
-    return INTERRUPTED if signal.SIGINT in told else OK
+    return INTERRUPTED if signal.SIGINT in received else OK
 
 
 def _gauges(hook: "PrometheusHook | None") -> dict[str, Any]:

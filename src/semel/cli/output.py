@@ -126,9 +126,11 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table of plain text: no markup, no control characters. Empty columns are left out.
 
+    Without headers all the cells of the rows are shown.
     The first column and those with long texts are folded where the terminal is narrow; the others stay whole.
     """
     gathered = [[clean(cell) for cell in row] for row in rows]
+    headers = headers or [""] * max(map(len, gathered), default=0)
     used = [at for at, _ in enumerate(headers) if any(row[at] for row in gathered)]
     drawn = Table(show_header=any(headers), header_style=_BOLD, box=None, pad_edge=False)
     for at in used:

@@ -19,7 +19,7 @@ from semel.cli.output import BAD_CONFIGURATION, OK, CommandExit, say
 from semel.observe.formatting import duration_text, redact
 from semel.runtime.extras import install_command
 from semel.server.settings import Limits, ServeSettings
-from semel.windows import duration_us
+from semel.windows import duration_us, exact_text, window_us
 
 __all__ = ["serve"]
 
@@ -143,6 +143,15 @@ LeaseMax = Annotated[
         "lease-max", "DURATION", "The longest lease that is granted.", duration_text(DEFAULT.lease_max_us)
     ),
 ]
+WindowMax = Annotated[
+    str | None,
+    _option(
+        "window-max",
+        "WINDOW",
+        "The longest window that callers may ask for.",
+        exact_text(DEFAULT.window_max_us),
+    ),
+]
 Rate = Annotated[
     float | None,
     _option("rate", "N", "Requests per second of one token; 0: no bound.", f"{DEFAULT.rate_per_s:g}", min=0),
@@ -228,6 +237,14 @@ Unready = Annotated[
     str | None,
     _option("unready", "DURATION", "How long to serve on after SIGTERM while /readyz says no.", "0s"),
 ]
+DeadLetters = Annotated[
+    list[str] | None,
+    _option(
+        "dead-letters",
+        "URL",
+        "A source, as for consume --from, whose dead letters the dashboard lists and replays; may be repeated.",
+    ),
+]
 Dashboard = Annotated[
     bool | None,
     typer.Option("--dashboard/--no-dashboard", help="Pages at /ui for people.", show_default="dashboard"),
@@ -257,6 +274,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     answer_max: AnswerMax = None,
     batch_max: BatchMax = None,
     lease_max: LeaseMax = None,
+    window_max: WindowMax = None,
     rate: Rate = None,
     items_rate: ItemsRate = None,
     bytes_rate: BytesRate = None,
@@ -272,6 +290,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     write_wait: WriteWait = None,
     drain: Drain = None,
     unready: Unready = None,
+    dead_letters: DeadLetters = None,
     log_format: LogFormatOption = None,
     *,
     dashboard: Dashboard = None,
@@ -282,10 +301,15 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     and in the table [serve] of semel.toml, as host. On SIGTERM running requests finish, then it ends.
     """
     flags = {name: value for name, value in locals().items() if name not in ("store", "log_format")}
-    _be_installed()
-    said = serve_options(**flags)
-    settings = ServeSettings(
-        store=settings_for(store=store, log_format=log_format or Globals.log_format).store,
+    said = serve_options(**flags | {"dead_letters": dead_letters or None})
+    place = settings_for(store=store, log_format=log_format or Globals.log_format).store
+    return _run(_settings(said, place))
+
+
+def _settings(said: "ServeOptions", store: str) -> ServeSettings:
+    urls = said.dead_letters.split() if isinstance(said.dead_letters, str) else said.dead_letters
+    return ServeSettings(
+        store=store,
         host=said.host,
         port=said.port,
         auth=said.auth,
@@ -305,10 +329,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         handler=said.handler,
         sink=said.sink,
         persist=said.persist,
+        dead_letters=tuple(urls),
         dashboard=said.dashboard,
         limits=_limits(said),
     )
-    return _run(settings)
 
 
 def _limits(said: "ServeOptions") -> Limits:
@@ -318,6 +342,7 @@ def _limits(said: "ServeOptions") -> Limits:
         answer_bytes_max=said.answer_max,
         batch_items_max=said.batch_max,
         lease_max_us=duration_us(said.lease_max),
+        window_max_us=window_us(said.window_max),
         rate_per_s=said.rate,
         items_per_s=said.items_rate,
         bytes_per_s=said.bytes_rate,
@@ -335,6 +360,7 @@ def _limits(said: "ServeOptions") -> Limits:
 
 
 def _run(settings: ServeSettings) -> int:
+    _be_installed()
     from semel.server.app import create_app
     from semel.server.serving import serve as listen_and_serve
 
@@ -346,6 +372,7 @@ def _run(settings: ServeSettings) -> int:
         if settings.dashboard:
             say(f"Dashboard: {address}/ui/")
         _say_who_may(service, address)
+        _warn_of_loss(service)
 
     try:
         listen_and_serve(app, settings, listening)
@@ -364,6 +391,16 @@ def _say_who_may(service: "Service", address: str) -> None:
         say(f"Log in with it at {address}/ui/login, or send it: Authorization: Bearer TOKEN")
     else:
         say("Callers need a token: semel token create NAME")
+
+
+def _warn_of_loss(service: "Service") -> None:
+    """Warn if the store may lose records: callers rely on claims that a restart of the store forgets."""
+    from semel.observe.explain import of_store
+
+    for weakness in of_store(service.runtime.store):
+        if weakness.breaks:
+            fix = f" Change: {weakness.fix}." if weakness.fix else ""
+            say(redact(f"warning: {weakness.what}{fix}"))
 
 
 def _seconds(duration: str) -> float:

@@ -175,6 +175,7 @@ class ServeOptions(Sourced):
     answer_max: int = LIMITS.answer_bytes_max
     batch_max: int = LIMITS.batch_items_max
     lease_max: str = exact_text(LIMITS.lease_max_us)
+    window_max: str = exact_text(LIMITS.window_max_us)
     rate: float = LIMITS.rate_per_s
     items_rate: float = LIMITS.items_per_s
     bytes_rate: float = LIMITS.bytes_per_s
@@ -190,6 +191,8 @@ class ServeOptions(Sourced):
     write_wait: str = f"{LIMITS.write_wait_s:g}s"
     drain: str = "30s"
     unready: str = "0s"
+    dead_letters: str | list[str] = ""
+    """A list, or separated by spaces: a URL may contain commas."""
     dashboard: bool = True
 
     @field_validator("events_lease", "lease_max", "drain", "unready", "head_wait", "body_wait", "write_wait")
@@ -198,6 +201,12 @@ class ServeOptions(Sourced):
         if duration != NOT_AT_ALL:
             duration_us(duration)
         return duration
+
+    @field_validator("window_max")
+    @classmethod
+    def _check_window(cls, window: str) -> str:
+        window_us(window)
+        return window
 
 
 NAMES: tuple[str, ...] = tuple(CliSettings.model_fields)

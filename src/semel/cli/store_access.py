@@ -11,7 +11,7 @@ from semel.cli.output import BAD_CONFIGURATION, NOT_FOUND, USAGE, CommandExit
 from semel.core.commands import Command, Item, Lookup, ReadSettings, StoreSettings, answer_or_raise
 from semel.core.ids import is_own
 from semel.core.protocols import AsyncStore, Store
-from semel.errors import StoreError
+from semel.errors import PolicyInvalid, StoreError
 from semel.keys.limits import check as check_key
 from semel.runtime import audit
 from semel.runtime.generators import drive
@@ -37,6 +37,13 @@ class StoreAccess:
         """Return the answer of the store. Raises `StoreUnavailable` if it does not answer."""
         answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
         return answer_or_raise(answer)
+
+    def check_window(self, window_us: int) -> None:
+        """Raise `CommandExit` for a window that the store cannot promise to keep."""
+        try:
+            self.store.capabilities.check_window(window_us, self.store.name)
+        except PolicyInvalid as error:
+            raise CommandExit(str(error), USAGE) from None
 
     def act(self, item: Item, **more: Any) -> Any:
         """Write an operator's action into the audit, with `more` added, then execute it. Returns the answer.

@@ -14,7 +14,7 @@ from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Item, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.protocols import AsyncStore, Store
-from semel.core.settlement import replay
+from semel.core.settlement import RESOLVED_MEANWHILE, replay
 from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, UsageError
 from semel.keys.limits import check_all
 from semel.keys.sliding import Sliding
@@ -60,6 +60,7 @@ class Client:
         self._plan = plan
         self._runtime = runtime
         self._admitted = False
+        plan.check_store(runtime.store)
         self._tells_copies = isinstance(runtime.store, MemoryStore)
         """Whether the store itself distinguishes the first of equal keys in one mark from its copies."""
 
@@ -129,9 +130,9 @@ class Client:
                 " in the id, and a journaled claim must stay until it is finished; use a consumer without ids"
             )
         if journal is not None and not self._runtime.store.capabilities.durable:
-            raise UsageError(
-                f"{self._runtime.store.name} forgets on exit, and a journal must not; use sqlite:"
-            )
+            name = self._runtime.store.name
+            fix = "CONFIG SET appendonly yes" if name.startswith(("redis", "valkey")) else "use sqlite:"
+            raise UsageError(f"{name} forgets on exit, and a journal must not; {fix}")
 
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
         self._plan.require("lease", "quarantine", "transaction", "observe")
@@ -276,6 +277,8 @@ class Client:
         """Warn about the first value of a handler that cannot be kept: its duplicates get no value."""
         label = label_of(fn)
         if outcome.replayed or label in self._plan.warned or not self._plan.warns_not_kept:
+            return
+        if outcome.reason == RESOLVED_MEANWHILE:  # the handler is not to blame
             return
         self._plan.warned.add(label)
         warnings.warn(

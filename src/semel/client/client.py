@@ -48,7 +48,8 @@ def open(
     """Return a client of a store, given as a URL or an object. No I/O yet: the first use or `with` connects.
 
     `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`): a
-    store may lay out its records by that time and remove old ones at once. `hooks`: callables that get one event
+    store may lay out its records by that time and remove old ones at once. `"opaque"` does the same for marks whose
+    keys hold no time. `hooks`: callables that get one event
     for each thing that happens (`semel.observe`).
     """
     plan = ItemBuilder(
@@ -119,7 +120,7 @@ class Semel(Verbs):
         super().__init__(plan, runtime)
         self._own_executor = Executor(runtime, runtime.keeper, plan.policy, self._window_known)
         self.records: Records = Records(plan, self._ask, audits=runtime.store.capabilities.audits)
-        self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
+        self.windows: Windows = Windows(plan, runtime.store, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "Semel":
         """Return the same client with another policy; both share one connection."""
@@ -149,7 +150,12 @@ class Semel(Verbs):
         """
         first = self.mark_many((key,), event_type=event_type, meta=meta)[0]
         store, plan = self._runtime.store, self._plan
-        if isinstance(store, MemoryStore) and not self._runtime.reporter.listens:
+        if (
+            isinstance(store, MemoryStore)
+            and not self._runtime.reporter.listens
+            and not plan.policy.refresh_on_sight
+            and not plan.ids
+        ):
             # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
             window = partial(self._window_us, plan.policy.event_type)
             vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window, self._mark_of_type)
@@ -175,7 +181,9 @@ class Semel(Verbs):
         if isinstance(found, AsyncCallerConnection):
             return self.twin.inbox(handle)
         self._runtime.warn_in_loop()
-        return inbox_for(found, self._runtime.store, self._plan, self._connect, self._report_marked)
+        return inbox_for(
+            found, self._runtime.store, self._plan, self._connect, self._report_marked, self._connect_behind
+        )
 
     @overload
     def outbox(self, handle: "BlockingConnection") -> "Outbox": ...

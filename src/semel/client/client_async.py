@@ -34,7 +34,7 @@ class AsyncSemel(AsyncVerbs):
         super().__init__(plan, runtime)
         self._last_executor: AsyncExecutor | None = None
         self.records: AsyncRecords = AsyncRecords(plan, self._ask, audits=runtime.store.capabilities.audits)
-        self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
+        self.windows: AsyncWindows = AsyncWindows(plan, runtime.store, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "AsyncSemel":
         """Return the same client with another policy; both share one connection."""
@@ -65,10 +65,12 @@ class AsyncSemel(AsyncVerbs):
         if (
             type(channel) is not LoopCoalescer
             or plan.mode != "mark"
+            or plan.policy.refresh_on_sight
             or not self._admitted
             or monotonic() >= runtime.fresh_until
         ):
             return (await self.mark_many((key,), event_type=event_type, meta=meta))[0]
+        plan.check_times((key,))
         window_us = plan.window_us(runtime.windows, event_type or plan.policy.event_type)
         first = await channel.mark(plan.tenant, plan.consumer, window_us, check(key))
         return first if type(first) is bool else marks_of(first)[0]
@@ -87,7 +89,9 @@ class AsyncSemel(AsyncVerbs):
             raise TypeError(
                 f"a {type(handle).__name__} that blocks would block the event loop; open the client with semel.open()"
             )
-        return ainbox_for(found, self._runtime.store, self._plan, self._connect, self._report_marked)
+        return ainbox_for(
+            found, self._runtime.store, self._plan, self._connect, self._report_marked, self._connect_behind
+        )
 
     @overload
     def outbox(self, handle: "BlockingConnection") -> "Outbox": ...

@@ -66,12 +66,13 @@ async def deliver(
     before_fail: BeforeFail[T],
     on_outcome: Callable[[int, Outcome[R]], object],
     is_stopping: Callable[[], bool],
+    on_retry: Callable[[], object],
 ) -> list[Outcome[R]]:
     """`run_many` for a runner: one claim for all; outcomes by position.
 
     `on_outcome` is called with each outcome as soon as it is known, and with the position of the first delivery of
     its key. `is_stopping`: once it is true no further handler starts, except in mode mark, where a marked delivery
-    has to run.
+    has to run. `on_retry` is called before each retry of a completion that the store has not answered.
     """
     deliveries = once._plan.with_fingerprints(deliveries)
     reached = await once._reach()
@@ -85,6 +86,7 @@ async def deliver(
             concurrency,
             lambda place, outcome: on_outcome(first_at[place], outcome),
             stops,
+            on_retry,
         )
     finally:
         executor.abandon(task.claim.owner for task in tasks)

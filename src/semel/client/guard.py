@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -20,6 +21,7 @@ from typing import (
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from semel.client.near_misses import check_arguments_for
 from semel.errors import (
     ClaimLost,
     KeyMissing,
@@ -93,9 +95,12 @@ def unwrap(outcome: Outcome[R], key: str) -> R:
             raise ClaimLost(f"another attempt at {key!r} took over; its result counts")
         case Late(age_s):
             if age_s < 0:
-                raise LateEvent(f"{key!r} is {-age_s:.0f} s ahead of the store's clock; set its producer's")
+                raise LateEvent(
+                    f"{key!r} is {-age_s:.0f} s ahead of the store's clock; set its producer's", age_s
+                )
             raise LateEvent(
-                f"{key!r} is {age_s:.0f} s old, older than what is remembered; whether it ran is not known"
+                f"{key!r} is {age_s:.0f} s old, older than what is remembered; whether it ran is not known",
+                age_s,
             )
         case Unknown(_, error):
             raise error or OutcomeUnknown(f"an attempt at {key!r} ended without a result; resolve it")
@@ -128,6 +133,7 @@ class KeyReader:
     """Reads the key of a call from its arguments."""
 
     def __init__(self, fn: Callable[..., Any], source: KeySource) -> None:
+        self._fn = fn
         self._signature = signature_of(fn)
         self._source = source
         self.sliding: Sliding | None = source if isinstance(source, Sliding) else None
@@ -144,6 +150,8 @@ class KeyReader:
 
     def __call__(self, args: Any, kwargs: Any) -> str:
         if not isinstance(self._source, str):
+            if kwargs:
+                check_arguments_for(self._fn, kwargs, "guard")
             key = self._source(*args, **kwargs)
             if not key:
                 raise KeyMissing(f"{self._source!r} found no key in this call, and none is invented")
@@ -213,10 +221,19 @@ class Guarded(_Guarded[P, R]):
         """Bind it as a method: `self` is the first argument, as always."""
         return self._bind(instance, owner)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the value, new or stored. Raises the function's own error if it fails here, else `OutcomeError`."""
-        key, outcome = self._start(args, kwargs)
-        return unwrap(outcome, key)  # type: ignore[no-any-return]
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Return the value, new or stored. Raises the function's own error, or `OutcomeError`."""
+            ...
+
+    else:  # Celery checks arguments against this signature, and counts a `self` as one of them
+
+        def __call__(*args: Any, **kwargs: Any) -> Any:
+            """Return the value, new or stored. Raises the function's own error, or `OutcomeError`."""
+            self = args[0]
+            key, outcome = self._start(args[1:], kwargs)
+            return unwrap(outcome, key)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Return the outcome instead of the value."""

@@ -1,7 +1,6 @@
 """Build the items, tasks and flows that both clients send to a store; and read the answers.
 
-`ItemBuilder` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
-they wait, and share everything here.
+`ItemBuilder` knows one consumer and one policy and does no I/O: the two clients differ only in how they wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from semel.client.declared_ids import check_ids
 from semel.codec import decode, encode, encode_reason
 from semel.core import flows
 from semel.core.commands import (
@@ -28,8 +28,9 @@ from semel.core.commands import (
     Settle,
 )
 from semel.core.error_info import describe, encode_failure
-from semel.core.ids import check_kind, time_in
 from semel.core.ids import fingerprint as fingerprint_of
+from semel.core.ids import holds_time, time_in
+from semel.core.protocols import AsyncStore, Store
 from semel.core.settlement import NotStarted, Settlement, Task, settlement_for
 from semel.errors import ModeMismatch, PolicyInvalid, StoreUncertain, UsageError, ValueInvalid
 from semel.keys.limits import check as check_key
@@ -39,7 +40,7 @@ from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
 from semel.runtime.handlers import return_type
 from semel.runtime.process import inspect, new_owner, worker_name
 from semel.types import Delivery, ErrorInfo, Id, Mode, Outcome, Record, Unavailable
-from semel.windows import OFF, Duration, duration_us, resolve, window_us
+from semel.windows import OFF, Duration, duration_us, exact_text, resolve, window_us
 
 __all__ = ["ClientTask", "ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
 
@@ -47,8 +48,6 @@ T = TypeVar("T")
 
 MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction", "observe")
 META_BYTES_MAX = 4096
-IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
-"""The modes whose consumers may declare the kind of their ids."""
 
 
 class ObserveCounts(msgspec.Struct):
@@ -85,8 +84,15 @@ class ItemBuilder:
     ) -> None:
         if mode not in MODES:
             raise PolicyInvalid(f"mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
-        check_fits(mode, probe=policy.probe is not None, on_unavailable=policy.on_unavailable)
-        self.ids: str = "" if ids is None else _check_ids(ids, mode, policy)
+        if not isinstance(policy, Policy):
+            raise PolicyInvalid(f"policy is a {type(policy).__name__}; write policy=semel.Policy(lease_s=30)")
+        check_fits(
+            mode,
+            probe=policy.probe is not None,
+            on_unavailable=policy.on_unavailable,
+            refresh_on_sight=policy.refresh_on_sight,
+        )
+        self.ids: str = "" if ids is None else check_ids(ids, mode, policy)
         self.tenant: str = tenant if not tenant else check_consumer(tenant)
         self.consumer: str = check_consumer(consumer)
         self.mode: Mode = mode
@@ -109,6 +115,7 @@ class ItemBuilder:
             )
         self._base = (window, lease)
         self._refuse_late: bool = policy.late != "run"
+        self._refresh: bool = policy.refresh_on_sight
         self._quarantine: bool = mode == "quarantine"
         self._flow: Callable[[Task], Flow[Outcome[Any]]] = self._flow_of_mode()
         self.probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
@@ -132,9 +139,14 @@ class ItemBuilder:
     def id(self, key: str) -> Id:
         """Return the record's id. Raises `KeyInvalid`."""
         key = check_key(key)
-        if self.ids:
-            time_in(self.ids, key)
+        self.check_times((key,))
         return (self.tenant, self.consumer, key)
+
+    def check_times(self, keys: Sequence[str]) -> None:
+        """Check that the keys are ids of the declared kind. Raises `KeyInvalid`."""
+        if holds_time(self.ids):
+            for key in keys:
+                time_in(self.ids, key)
 
     def check_live(self, stored: Mapping[tuple[str, str, str], int], live_us: int) -> None:
         """Check that the partitions outlive the windows of their records. Raises `PolicyInvalid`."""
@@ -144,9 +156,13 @@ class ItemBuilder:
         longest = max(self._default_us, *mine, 0)
         if longest >= live_us:
             raise PolicyInvalid(
-                f"a window of {longest / 1e6:g}s is not shorter than the {live_us / 1e6:g}s that partitions live;"
+                f"a window of {exact_text(longest)} is not shorter than the {live_us / 1e6:g}s that partitions live;"
                 " shorten it, or open the store with a longer partition_live (window + longest outage)"
             )
+
+    def check_store(self, store: Store | AsyncStore) -> None:
+        """Check that the store can keep the client's own window, as the policy wants it. Raises `PolicyInvalid`."""
+        store.capabilities.check_window(self._default_us, store.name, refresh=self._refresh)
 
     def typed(self, delivery: Delivery[Any]) -> Delivery[Any]:
         """Return the delivery with the event type that its record has: its own, else the policy's."""
@@ -205,13 +221,17 @@ class ItemBuilder:
                 raise UsageError(
                     f"{key!r} has a sliding window by event time, and no event time; pass event_time"
                 )
+            if self._refresh:
+                raise UsageError(
+                    f"no sighting moves the window by event time of {key!r}; leave out refresh_on_sight"
+                )
             self.require("lease", "quarantine", "observe")
             apart_us, sliding_us = sliding_us, sliding_us + lateness_us
         if sliding_us is not None:
             window_us = sliding_us
         else:
             window_us = self.window_us(stored, event_type) if stored else self._default_us
-        return Claim(
+        claim = Claim(
             (self.tenant, self.consumer, check_key(key)) if not self.ids else self.id(key),
             new_owner(),
             self.lease_us,
@@ -226,6 +246,7 @@ class ItemBuilder:
             sliding_us is not None,
             apart_us,
         )
+        return replace(claim, refresh=True) if self._refresh else claim
 
     def _encode_journal(self, journal: Any) -> bytes:
         """Encode a payload. It must decode to an equal value: the handler that takes the claim over gets it."""
@@ -320,8 +341,9 @@ class ItemBuilder:
         self, stored: Mapping[tuple[str, str, str], int], keys: Sequence[str], event_type: str = ""
     ) -> Mark:
         """Build the mark of distinct keys."""
+        self.check_times(keys)
         window = self.window_us(stored, event_type or self.policy.event_type)
-        return Mark(self.tenant, self.consumer, list(keys), window)
+        return Mark(self.tenant, self.consumer, list(keys), window, self._refresh)
 
     # --- tasks ---
 
@@ -344,7 +366,7 @@ class ItemBuilder:
         except Exception:  # noqa: BLE001 - no function, or an annotation that names nothing
             returns = return_type(handler)
         else:
-            if returns is Any or type(returns) is str:
+            if returns is Any or not (returns is None or isinstance(returns, type)):  # text, or text inside
                 returns = return_type(handler)
         if sliding is None:
             claim = self.claim(windows, key, fingerprint, None, event_type, None, None, meta)
@@ -391,7 +413,8 @@ class ItemBuilder:
 
     def _mark_then_run(self, task: Task) -> Flow[Outcome[Any]]:
         claim = task.claim
-        return flows.mark_then_run(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
+        mark = Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us, self._refresh)
+        return flows.mark_then_run(mark, task)
 
     def _run_observed(self, task: Task) -> Flow[Outcome[Any]]:
         self.observed.runs += 1
@@ -424,21 +447,6 @@ class ItemBuilder:
             return ClientTask(claim, call, policy, return_type(handler), None, worker_name, handler)
 
         return task
-
-
-def _check_ids(ids: str, mode: Mode, policy: Policy) -> str:
-    """Return the kind of ids as it is recorded. Raises `PolicyInvalid` if the mode or policy does not allow ids."""
-    if mode not in IDS_MODES:
-        raise PolicyInvalid(
-            f"ids={ids!r} is for mode {' or '.join(IDS_MODES)}, not {mode!r}: records of ids with a time are removed"
-            " by that time, and records of this mode must not be"
-        )
-    if policy.late == "run":
-        raise PolicyInvalid(
-            f"ids={ids!r} needs Policy(late='hold') or 'reject': an id older than the stored records, or from the"
-            " future, is answered Late, because the store cannot know whether it ran"
-        )
-    return check_kind(ids)
 
 
 def marks_of(answer: Marked | Unavailable) -> list[bool]:

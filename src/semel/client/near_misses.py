@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
+from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 from semel.errors import UsageError
 from semel.policy import Policy
-from semel.runtime.handlers import label_of
+from semel.runtime.handlers import code_of, innermost, label_of
 from semel.runtime.process import inspect
 
 __all__ = ["check_arguments_for", "check_own_arguments", "explains_near_misses"]
@@ -14,6 +15,8 @@ __all__ = ["check_arguments_for", "check_own_arguments", "explains_near_misses"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+CO_VARKEYWORDS = 0x08
+"""The flag of functions that take any keyword, as in `inspect`, which is slow to load."""
 WINDOW = "how long a finished key is remembered is window='24h' of open"
 TIMEOUT = (
     "say which one: lease='30s' of open is how long a claim lasts without renewal, Policy(wait_s=10) is how long a"
@@ -31,6 +34,7 @@ OTHER_NAMES: dict[str, str] = {
 """Names that users of other libraries try, and semel's name for each."""
 OF_OPEN = frozenset(("consumer", "tenant", "window", "lease", "mode", "policy", "ids", "hooks"))
 OF_POLICY = frozenset(Policy.__struct_fields__)
+OF_RUN = frozenset(("event_type", "meta"))
 KNOWN = OF_OPEN | OF_POLICY | OTHER_NAMES.keys()
 
 
@@ -79,13 +83,60 @@ def _format_value(given: Any) -> str:
     return repr(given) if isinstance(given, str | int | float) and len(repr(given)) < 40 else "..."  # noqa: PLR2004
 
 
-def check_arguments_for(fn: Any, given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if an argument of `run` is an option of semel, and the function does not take it."""
-    if KNOWN.isdisjoint(given):
-        return
-    for name in given:
-        if name in KNOWN and not _takes(fn, name, otherwise=True):
-            raise UsageError(f"{_advice('run', name, given[name], ())} ({label_of(fn)} takes no {name})")
+def check_arguments_for(fn: Any, given: Mapping[str, Any], verb: str = "run") -> None:
+    """Raise `UsageError` if a keyword of `run`, or of a guarded function, is one that the function does not take.
+
+    The call could only fail: after the claim, and at the price of an attempt. A decorator may take more keywords than
+    the function that it wraps; there only an option of semel, or nearly one, is refused.
+    """
+    code = fn.__code__ if type(fn) is FunctionType else code_of(fn)
+    if code is None:  # a class, or written in C: only its signature tells, and it is slow to read
+        if KNOWN.isdisjoint(given):
+            return
+        unknown = [name for name in given if name in KNOWN and not _takes(fn, name, otherwise=True)]
+        certain = False
+    else:
+        certain = not code.co_flags & CO_VARKEYWORDS
+        if not certain:
+            code = code_of(inspect.unwrap(innermost(fn)))
+            if code is None or code.co_flags & CO_VARKEYWORDS:
+                return
+        taken = _keywords_of(code)
+        unknown = [name for name in given if name not in taken]
+    for name in unknown:
+        meant = _option_like(name)
+        if meant is not None or certain:
+            raise UsageError(_advice_for_argument(fn, verb, name, meant, given[name]))
+
+
+def _keywords_of(code: CodeType) -> tuple[str, ...]:
+    """Return the names of the parameters that may be given by keyword, without `**kwargs`."""
+    return code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+
+
+def _option_like(name: str) -> str | None:
+    """Return the option of semel that a name is, or nearly is."""
+    if name in KNOWN:
+        return name
+    from difflib import get_close_matches  # needed only for a mistyped option
+
+    return next(iter(get_close_matches(name, OF_RUN | OF_OPEN | OF_POLICY, n=1, cutoff=0.8)), None)
+
+
+def _advice_for_argument(fn: Any, verb: str, name: str, meant: str | None, given: Any) -> str:
+    """Return what to write instead of a keyword that the function does not take."""
+    label = label_of(fn)
+    if meant == name:
+        return f"{_advice(verb, name, given, ())} ({label} takes no {name})"
+    if meant is None:
+        from difflib import get_close_matches
+
+        takes = [each for each in _keywords_of(code_of(fn)) if each not in ("self", "cls")]
+        near = get_close_matches(name, takes, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(takes) or 'no keywords'}"
+        return f"{label} takes no {name}: {hint}"
+    where = f"{meant}= of {verb}?" if meant in OF_RUN else f"{meant}? {_advice(verb, meant, given, ())}"
+    return f"{label} takes no {name}: did you mean {where}"
 
 
 def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from semel.client.items import ItemBuilder
-from semel.client.record_items import Oblivion, RecordItems, Resolution
+from semel.client.record_items import AnyStore, Oblivion, RecordItems, Resolution
 from semel.core.commands import (
     Count,
     Forget,
@@ -115,8 +115,15 @@ class Records:
 class Windows:
     """The windows stored for one consumer: data that can be changed while everything runs."""
 
-    def __init__(self, plan: ItemBuilder, ask: Ask, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: ItemBuilder,
+        store: AnyStore,
+        ask: Ask,
+        changed: Callable[[], None],
+    ) -> None:
         self._plan = plan
+        self._store = store
         self._items = RecordItems(plan)
         self._ask = ask
         self._changed = changed
@@ -126,11 +133,13 @@ class Windows:
         return self._plan.window_us(answer_or_raise(self._ask(ReadSettings())).windows, event_type)
 
     def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
-        """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
+        """Store a window (`"24h"`, a preset, `"forever"`, `"off"`; `None` removes it). In force everywhere within 10 s.
 
-        Existing records keep their expiry, unless `existing`.
+        Existing records keep their expiry, unless `existing`. Raises `PolicyInvalid` if the store cannot keep it.
         """
-        answer_or_raise(self._ask(self._items.window(event_type, window, existing=existing)))
+        item = self._items.window(event_type, window, existing=existing)
+        self._store.capabilities.check_window(item.window_us or 0, self._store.name)
+        answer_or_raise(self._ask(item))
         self._changed()
 
     def list(self) -> dict[str, int]:

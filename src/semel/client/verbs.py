@@ -81,10 +81,16 @@ class Verbs(Client, ABC):
                 runtime.refresh_behind()
             else:
                 runtime.refresh()
+            plan.check_store(runtime.store)  # again: some stores know what they can promise only now
             plan.check_live(runtime.windows, runtime.live_us)
             # One whose probe cannot be awaited is never admitted: each `run` must refuse it.
             self._admitted = not plan.probe_awaits
         return runtime.windows
+
+    def _connect_behind(self) -> bool:
+        """Start to connect in the background, unless it is done. Returns whether this client is connected."""
+        plan = self._plan
+        return self._admitted or self._runtime.connect_behind(plan.tenant, plan.consumer, plan.mode, plan.ids)
 
     def _reach(self) -> bool:
         """Connect at first use; returns whether the store was reached. `False` only if the policy runs without it."""

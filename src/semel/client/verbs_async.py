@@ -80,10 +80,18 @@ class AsyncVerbs(Client, ABC):
                 await runtime.arefresh_behind()
             else:
                 await runtime.arefresh()
+            plan.check_store(runtime.store)  # again: some stores know what they can promise only now
             plan.check_live(runtime.windows, runtime.live_us)
             # sync: # One whose probe cannot be awaited is never admitted: each `run` must refuse it.
             self._admitted = True  # sync: self._admitted = not plan.probe_awaits
         return runtime.windows
+
+    def _connect_behind(self) -> bool:
+        """Start to connect in the background, unless it is done. Returns whether this client is connected."""
+        plan = self._plan
+        return self._admitted or self._runtime.aconnect_behind(
+            plan.tenant, plan.consumer, plan.mode, plan.ids
+        )
 
     async def _reach(self) -> bool:
         """Connect at first use; returns whether the store was reached. `False` only if the policy runs without it."""

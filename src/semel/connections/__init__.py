@@ -1,9 +1,12 @@
 """The caller's own connections: find the driver, check for a transaction, execute statements."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from semel.connections.base import (
+    Address,
     AsyncCallerConnection,
     CallerConnection,
     PauseStep,
@@ -14,6 +17,7 @@ from semel.connections.base import (
 )
 
 __all__ = [
+    "Address",
     "AsyncCallerConnection",
     "CallerConnection",
     "PauseStep",
@@ -50,16 +54,25 @@ NAMES = (
 
 def handle_for(given: Any) -> CallerConnection | AsyncCallerConnection:
     """Wrap the caller's connection. Raises `TypeError` for other objects."""
-    for kind in type(given).__mro__:
-        found = KINDS.get((kind.__module__.partition(".")[0], kind.__qualname__))
-        if found is not None:
-            module, name = found
-            made: CallerConnection | AsyncCallerConnection = getattr(
-                import_module(f"semel.connections.{module}"), name
-            )(given)
-            return made
+    wrapper = _wrapper_for(type(given))  # type: ignore[arg-type,unused-ignore]  # a class can be hashed
+    if wrapper is not None:
+        return wrapper(given)
     kind = type(given)
     raise TypeError(
         f"a {kind.__module__}.{kind.__qualname__} is not a supported connection; give the one whose transaction semel"
         f" shall join: {NAMES}"
     )
+
+
+@lru_cache(maxsize=64)  # an inbox with one event per transaction comes here for each event
+def _wrapper_for(given: type) -> Callable[[Any], CallerConnection | AsyncCallerConnection] | None:
+    """Return the class that wraps connections of this class; `None`: there is none."""
+    for kind in given.__mro__:
+        found = KINDS.get((kind.__module__.partition(".")[0], kind.__qualname__))
+        if found is not None:
+            module, name = found
+            wrapper: Callable[[Any], CallerConnection | AsyncCallerConnection] = getattr(
+                import_module(f"semel.connections.{module}"), name
+            )
+            return wrapper
+    return None

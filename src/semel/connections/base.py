@@ -17,6 +17,7 @@ from semel.errors import NoTransaction
 from semel.runtime.generators import adrive, drive
 
 __all__ = [
+    "Address",
     "AsyncCallerConnection",
     "AsyncpgConnection",
     "AwaitedConnection",
@@ -34,6 +35,8 @@ __all__ = [
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
 Dialect: TypeAlias = Literal["postgresql", "sqlite"]
+Address: TypeAlias = tuple[str, int, str]
+"""Host, port and database of a server."""
 
 
 class Statement(NamedTuple):
@@ -71,6 +74,11 @@ class CallerConnection(ABC):
     def savepoint(self) -> AbstractContextManager[Any]:
         """Open a block whose effects are undone if it raises, by the driver's own means."""
 
+    @property
+    def address(self) -> Address | None:
+        """Host, port and database that the connection was opened with; `None` if the driver does not say."""
+        return None
+
     def pause(self, wait_s: float) -> None:
         """Sleep."""
         time.sleep(wait_s)
@@ -103,6 +111,11 @@ class AsyncCallerConnection(ABC):
     @abstractmethod
     def savepoint(self) -> AbstractAsyncContextManager[Any]:
         """Open a block whose effects are undone if it raises, by the driver's own means."""
+
+    @property
+    def address(self) -> Address | None:
+        """Host, port and database that the connection was opened with; `None` if the driver does not say."""
+        return None
 
     async def run(self, talk: Talk[T]) -> T:
         """Run a dialogue in the caller's transaction."""

@@ -9,6 +9,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from semel.connections.base import (
+    Address,
     AsyncCallerConnection,
     CallerConnection,
     Dialect,
@@ -34,6 +35,16 @@ def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any])
     return connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
+def _has_rows(cursor: psycopg.RawCursor[Any] | psycopg.AsyncRawCursor[Any]) -> bool:
+    """Whether the statement answers with rows, without the description of its columns, which takes longer."""
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
+
+
+def _address(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Address:
+    info = connection.info
+    return (info.host, info.port, info.dbname)
+
+
 class PsycopgHandle(CallerConnection):
     """A `psycopg.Connection`."""
 
@@ -42,15 +53,20 @@ class PsycopgHandle(CallerConnection):
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
 
+    @property
+    def address(self) -> Address:
+        """The server, as the driver was told it."""
+        return _address(self._connection)
+
     def require_transaction(self) -> None:
         """Raise `NoTransaction` in autocommit mode; otherwise the driver opens a transaction."""
         _require_transaction(self._connection)
 
     def execute(self, statement: Statement) -> list[Row]:
         """Return the rows, through a cursor of our own kind."""
-        with psycopg.RawCursor(self._connection, row_factory=tuple_row) as cursor:
-            cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
-            return cursor.fetchall() if cursor.description else []
+        cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
+        cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
+        return cursor.fetchall() if _has_rows(cursor) else []
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -70,15 +86,20 @@ class AsyncPsycopgHandle(AsyncCallerConnection):
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
 
+    @property
+    def address(self) -> Address:
+        """The server, as the driver was told it."""
+        return _address(self._connection)
+
     async def require_transaction(self) -> None:
         """Raise `NoTransaction` in autocommit mode; otherwise the driver opens a transaction."""
         _require_transaction(self._connection)
 
     async def execute(self, statement: Statement) -> list[Row]:
         """Return the rows, through a cursor of our own kind."""
-        async with psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
-            return await cursor.fetchall() if cursor.description else []
+        cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
+        await cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
+        return await cursor.fetchall() if _has_rows(cursor) else []
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

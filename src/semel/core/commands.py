@@ -141,6 +141,9 @@ class Claim(Command[ClaimAnswer], frozen=True, gc=False, tag="claim"):
     for `window_us` from the event's own time, and what is older than `window_us - apart_us` is late."""
     error: ErrorInfo | None = None
     """For a claim without an owner, which counts an attempt that has failed: its error."""
+    refresh: bool = False
+    """If the key is settled, its window starts again: it is remembered for `window_us` from now, unless it would be
+    for longer."""
 
 
 class Renew(Command[RenewAnswer], frozen=True, gc=False, tag="renew"):
@@ -180,6 +183,8 @@ class Mark(Command[Marked | Unavailable], frozen=True, gc=False, tag="mark"):
     consumer: str
     keys: list[str]
     window_us: int
+    refresh: bool = False
+    """The windows of known keys start again, as for a claim."""
 
 
 class Lookup(Command[Record | Absent | Unavailable], frozen=True, gc=False, tag="lookup"):

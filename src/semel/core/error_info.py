@@ -9,7 +9,7 @@ from semel.errors import AttemptsExhausted
 from semel.policy import Policy
 from semel.types import ErrorInfo
 
-__all__ = ["describe", "encode_failure", "handlers_error", "redacted"]
+__all__ = ["DeadLetterUnwritten", "describe", "encode_failure", "handlers_error", "kept_part", "redacted"]
 
 FRAMES_MAX = 8
 """Of each error: the last places are where it was raised."""
@@ -17,10 +17,18 @@ CAUSES_MAX = 3
 MEMBERS_MAX = 3
 """How many errors of an exception group are named."""
 CAUSE_CHARS_MAX = 200
+NOT_KEPT = "the message was not kept"
 PATH_PARTS = 3
 """Of a file's path: enough to find it, and no more of the computer that it was on."""
 _THREADS = "/concurrent/futures/thread.py"
 _HERE = __file__.replace("\\", "/").rpartition("/core/")[0] + "/"
+
+
+class DeadLetterUnwritten(Exception):
+    """The dead letter of a given-up event was not written: it is retried, also if the policy calls errors permanent.
+
+    Its cause is the handler's error.
+    """
 
 
 def describe(error: BaseException, policy: Policy, worker: Callable[[], str]) -> ErrorInfo | None:
@@ -30,9 +38,14 @@ def describe(error: BaseException, policy: Policy, worker: Callable[[], str]) ->
 
 def handlers_error(error: BaseException) -> BaseException:
     """Return the last attempt's own error, instead of the one that says that there are no attempts left."""
-    if isinstance(error, AttemptsExhausted) and error.__cause__ is not None:
-        return error.__cause__
+    while isinstance(error, AttemptsExhausted | DeadLetterUnwritten) and error.__cause__ is not None:
+        error = error.__cause__
     return error
+
+
+def error_label(error: BaseException | str) -> str:
+    """Return the name of an error's class for counters: of the handler's own error, also after the last attempt."""
+    return error if isinstance(error, str) else type(handlers_error(error)).__name__
 
 
 def redacted(error: BaseException, policy: Policy, worker: str = "") -> ErrorInfo:
@@ -48,12 +61,19 @@ def redacted(error: BaseException, policy: Policy, worker: str = "") -> ErrorInf
     return kept if isinstance(kept, ErrorInfo) else ErrorInfo(kind, worker=worker)
 
 
+def kept_part(error: BaseException, policy: Policy, worker: str = "") -> ErrorInfo:
+    """Return what a failure or a dead letter tells of its error: only its kind if the policy keeps no errors."""
+    if not policy.keep_errors:
+        return ErrorInfo(kind_of(error), NOT_KEPT, worker=worker)
+    return redacted(error, policy, worker)
+
+
 def encode_failure(error: BaseException, policy: Policy) -> bytes:
     """Encode a permanent failure for the record, redacted as kept errors are."""
-    if policy.redact_error is None:
+    if policy.redact_error is None and policy.keep_errors:
         return encode_error(error)
     own = handlers_error(error)
-    info = redacted(own, policy)
+    info = kept_part(own, policy)
     said = info.message if own is error else f"the last attempt failed: {info.kind}: {info.message}"
     return encode_error(error, said)
 

@@ -52,6 +52,7 @@ from semel.core.settlement import (
     outcome_without_claim,
     plain,
     replay,
+    retry_dead_letter,
     retry_later,
     settlement_for,
 )
@@ -99,7 +100,7 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     verdict, error = settlement_for(ran, task, answer.attempt), None
     if type(ran) is not Returned:
         ran, verdict = yield from before_settling_error(task, answer, ran, verdict)
-        error = kept_error(ran, task)
+        error = kept_error(ran, task, verdict)
     settled = yield from settle(task.claim, answer, verdict, error)
     return outcome_of(ran, verdict, settled, answer.attempt)
 
@@ -115,7 +116,7 @@ def before_settling_error(
         # Before the record is closed: a crash in between writes the dead letter twice; the other order could lose it.
         said = yield from Invoke(partial(task.before_fail, ran.error, granted))
         if isinstance(said, Raised):
-            verdict = retry_later(task.policy, granted.attempt)
+            verdict = retry_dead_letter(task.policy, granted.attempt)
     return ran, verdict
 
 
@@ -315,7 +316,7 @@ def run_observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[O
         return plain((yield from Invoke(task.call, task.claim)))
     ran = yield from Invoke(task.call, task.claim, answer)
     verdict = settlement_for(ran, task, answer.attempt)
-    yield from settle(task.claim, answer, verdict, kept_error(ran, task))
+    yield from settle(task.claim, answer, verdict, kept_error(ran, task, verdict))
     return plain(ran)
 
 

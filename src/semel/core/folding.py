@@ -95,7 +95,7 @@ class Fold(Generic[T]):
         self._claims: dict[Id, Slot[T]] = {}
         self._settles: dict[Id, Slot[T]] = {}
         self._renews: dict[Id, Slot[T]] = {}
-        self._marks: dict[tuple[str, str, int], tuple[Slot[T], dict[str, int]]] = {}
+        self._marks: dict[tuple[str, str, int, bool], tuple[Slot[T], dict[str, int]]] = {}
         claims, slots = self._claims, self.slots
         for item, taker in entries:
             kind = type(item)  # a failing isinstance() costs ten times as much
@@ -113,8 +113,8 @@ class Fold(Generic[T]):
                 self._mark(item, taker)  # type: ignore[arg-type]
             else:
                 self.slots.append(Slot(item, taker))
-        for (tenant, consumer, window_us), (slot, places) in self._marks.items():
-            slot.item = Mark(tenant, consumer, list(places), window_us)
+        for (tenant, consumer, window_us, refresh), (slot, places) in self._marks.items():
+            slot.item = Mark(tenant, consumer, list(places), window_us, refresh)
         if self._settles and self._renews:
             self.slots = [slot for slot in self.slots if not self._is_superseded(slot)]
 
@@ -146,7 +146,7 @@ class Fold(Generic[T]):
             self.ready.append((taker, Lost()))
 
     def _mark(self, item: Mark, taker: T) -> None:
-        scope = (item.tenant, item.consumer, item.window_us)
+        scope = (item.tenant, item.consumer, item.window_us, item.refresh)
         group = self._marks.get(scope)
         if group is None:
             group = self._marks[scope] = (Slot(item, taker), {})
@@ -182,6 +182,7 @@ def _can_share(one: Claim, other: Claim) -> bool:
         and one.event_time_us == other.event_time_us
         and one.apart_us == other.apart_us
         and one.refuse_late == other.refuse_late
+        and one.refresh == other.refresh
     )
 
 

@@ -15,6 +15,7 @@ from semel.types import Id
 __all__ = [
     "DIGEST_BYTES",
     "KINDS",
+    "OPAQUE",
     "OWN",
     "TWITTER_EPOCH_MS",
     "WORKER_ID_BYTES",
@@ -23,6 +24,7 @@ __all__ = [
     "digest",
     "digests_of",
     "fingerprint",
+    "holds_time",
     "idempotency_key",
     "is_own",
     "scope",
@@ -138,13 +140,24 @@ def _snowflake(text: str, epoch_ms: int = TWITTER_EPOCH_MS) -> int:
 
 KINDS: Mapping[str, TimeOf] = {"uuid7": _uuid7, "ulid": _ulid, "ksuid": _ksuid, "snowflake": _snowflake}
 """What may be declared. A Snowflake may name its epoch in milliseconds since 1970: `snowflake:1420070400000`."""
+OPAQUE = "opaque"
+"""The kind of ids without a time: any key. It may be declared for marks, which partitions hold by their arrival."""
+
+
+def holds_time(kind: str) -> bool:
+    """Whether ids of this kind contain a time; empty: no kind was declared."""
+    return bool(kind) and kind != OPAQUE
 
 
 def check_kind(kind: str) -> str:
     """The kind as it is recorded, with a Snowflake's usual epoch left out. Raises `PolicyInvalid`."""
+    if kind == OPAQUE:
+        return kind
     name, _, epoch = kind.partition(":")
     if name not in KINDS or (epoch and name != "snowflake") or kind.endswith(":"):
-        raise PolicyInvalid(f"ids is {kind!r}; declare one of {', '.join(KINDS)} (or snowflake:EPOCH_MS)")
+        raise PolicyInvalid(
+            f"ids is {kind!r}; declare one of {', '.join((*KINDS, OPAQUE))} (or snowflake:EPOCH_MS)"
+        )
     if not epoch:
         return kind
     if not re.fullmatch(r"[0-9]{1,13}", epoch) or int(epoch) >= EPOCH_MS_MAX:

@@ -132,14 +132,18 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
         return Busy((record.lease_until_us - now) / 1e6, record.journal is not None), None
     if record.state == "unknown":
         return Unknown(record.settled_at_us), None if record is stored else record
+    refreshed = None
+    # An event's own time sets the expiry of its record: no sighting moves it.
+    if item.refresh and record.anchor_us is None and now + item.window_us > record.expires_at_us:
+        refreshed = replace(record, expires_at_us=now + item.window_us)
     return Known(
         record.state,
         record.value,
         record.fence,
         record.settled_at_us,
         record.first_seen_us,
-        record.expires_at_us - now,
-    ), None
+        (refreshed or record).expires_at_us - now,
+    ), refreshed
 
 
 def _begin(item: Claim, now: int, stored: Record | None) -> Decision:
@@ -259,7 +263,9 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
     if not _mine(record, item):
         return Lost(), None
     if record.state == item.to:
-        return Completed(already=True, at_us=record.settled_at_us), None
+        # Sent again, the value is the same. After `resolve` it may not be, and the value that was seen stays.
+        kept = record.value == item.value
+        return Completed(already=True, at_us=record.settled_at_us, kept=kept), None
     errors = record.errors
     if item.error is not None:
         errors = _with_error(errors, record.attempt, item.error, now)

@@ -15,7 +15,7 @@ from semel.core.commands import SetWindow, StoreSettings
 from semel.core.ids import OWN
 from semel.errors import StoreMoved
 
-__all__ = ["check_moves", "moved_out", "moving_in", "note", "without_moves"]
+__all__ = ["check_moves", "moved_out", "moving_in", "note", "places_of_moves", "without_moves"]
 
 MOVING_IN, MOVED_OUT = f"{OWN}moving-in.", f"{OWN}moved-out."
 Windows = Mapping[tuple[str, str, str], int]
@@ -55,6 +55,15 @@ def check_moves(windows: Windows, scopes: Iterable[tuple[str, str]]) -> None:
                 f"consumer {consumer!r} is moving in from {other}, which still knows events that are not known here;"
                 f" use semel.migrating(old=..., new=...) until `semel move finish` succeeds"
             )
+
+
+def places_of_moves(windows: Windows) -> frozenset[tuple[str, str]]:
+    """Return every tenant and consumer with a note."""
+    return frozenset(
+        (tenant.removeprefix(MOVING_IN).removeprefix(MOVED_OUT), consumer)
+        for tenant, consumer, _ in windows
+        if tenant.startswith((MOVING_IN, MOVED_OUT))
+    )
 
 
 def without_moves(settings: StoreSettings) -> StoreSettings:

@@ -6,7 +6,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from semel.core.commands import Answer, Item
+from semel.errors import PolicyInvalid
 from semel.types import Id
+from semel.windows import WINDOW_MAX_S, exact_text
 
 OnAnswer: TypeAlias = Callable[[Answer, Exception | None], None]
 """Called once, with the answer to an item or with the error that `asend` would raise."""
@@ -36,6 +38,27 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """`send` never waits, so calls are not batched."""
     audits: bool = False
     """The server writes the audit of its callers' actions: they write none."""
+    endless: bool = False
+    """It keeps records without end, and for more than 90 days: only `forget` or an operator removes one."""
+
+    refreshes: bool = False
+    """It starts windows again at each sighting, if a claim or mark asks for it."""
+
+    def check_window(self, window_us: int, store: str, *, refresh: bool = False) -> None:
+        """Raise `PolicyInvalid` for a window that a store of this name cannot promise to keep.
+
+        `refresh`: it has to start again at each sighting.
+        """
+        if refresh and not self.refreshes:
+            raise PolicyInvalid(
+                f"{store} cannot start a window again at each sighting; leave out Policy.refresh_on_sight"
+            )
+        if window_us > WINDOW_MAX_S * 10**6 and not self.endless:
+            raise PolicyInvalid(
+                f"{store} cannot promise a window of {exact_text(window_us)}: it may lose records, or has no room for"
+                " ever more of them; use sqlite:, postgresql:, or redis: with an append-only file and noeviction,"
+                " or a window of 90d at most"
+            )
 
 
 @runtime_checkable

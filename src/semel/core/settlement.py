@@ -9,7 +9,7 @@ from msgspec import Struct
 from semel.codec import decode, decode_error, encode, encode_reason, reason_in
 from semel.core.backoff import backoff_s
 from semel.core.commands import Claim, Granted, Known, Raised, Ran, Returned
-from semel.core.error_info import describe, encode_failure
+from semel.core.error_info import DeadLetterUnwritten, describe, encode_failure, handlers_error
 from semel.core.ids import idempotency_key
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
 from semel.policy import Policy
@@ -32,6 +32,11 @@ from semel.types import (
 )
 
 RETRY_DELAY_MAX_S = 300.0
+DEAD_LETTER_DELAY_MAX_S = 30.0
+"""A dead letter that was not written is tried again within this time: its place may be repaired meanwhile."""
+
+RESOLVED_MEANWHILE = "the record was resolved as done while the handler ran; duplicates get that value"
+"""Why the value of a late handler is not stored."""
 
 
 class NotStarted(NotApplied):
@@ -93,7 +98,8 @@ def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
                 return Settlement("done")
             return Settlement("done", encode_reason(error), reason=str(error))
         return Settlement("done", kept)
-    if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)) and not ran.lost:
+    final = isinstance(ran.error, (AttemptsExhausted, *policy.permanent))
+    if final and not ran.lost and not isinstance(ran.error, DeadLetterUnwritten):
         return Settlement("failed", encode_failure(ran.error, policy))
     if task.claim.quarantine and not isinstance(ran.error, NotApplied):
         return Settlement("unknown")
@@ -101,13 +107,15 @@ def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
         # What a started handler did is not known: the attempt counts where a probe is to be asked about it.
         started = not isinstance(ran.error, NotApplied)
         return Settlement("released", count_attempt=started and policy.probe is not None)
-    return retry_later(policy, attempt)
+    return (retry_dead_letter if isinstance(ran.error, DeadLetterUnwritten) else retry_later)(policy, attempt)
 
 
-def kept_error(ran: Ran, task: Task) -> ErrorInfo | None:
+def kept_error(ran: Ran, task: Task, verdict: Settlement) -> ErrorInfo | None:
     """Return what the record keeps of the attempt's error. An attempt that did not start has none."""
     if isinstance(ran, Returned) or isinstance(ran.error, NotStarted):
         return None
+    if verdict.to == "released" and isinstance(handlers_error(ran.error), AttemptsExhausted):
+        return None  # only its dead letter was tried again: the handler's own error stays
     return describe(ran.error, task.policy, task.worker)
 
 
@@ -147,6 +155,12 @@ def fail_if_last_attempt(ran: Ran, verdict: Settlement, task: Task, attempt: int
 def retry_later(policy: Policy, attempt: int) -> Settlement:
     """Return a release with a delay that grows with each attempt."""
     return Settlement("released", delay_s=backoff_s(attempt - 1, policy.retry_delay_s, RETRY_DELAY_MAX_S))
+
+
+def retry_dead_letter(policy: Policy, attempt: int) -> Settlement:
+    """Return a release after which the dead letter is written, if that is possible then."""
+    delay_s = min(retry_later(policy, attempt).delay_s, DEAD_LETTER_DELAY_MAX_S)
+    return Settlement("released", delay_s=delay_s)
 
 
 def outcome_without_claim(ran: Ran) -> Outcome[Any]:
@@ -193,6 +207,8 @@ def outcome_of(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: in
     if isinstance(ran, Returned):
         if isinstance(settled, Lost):
             return Lost(ran.value)
+        if isinstance(settled, Completed) and not settled.kept:
+            return Done(ran.value, kept=False, reason=RESOLVED_MEANWHILE)
         kept = verdict.value is not None and not verdict.reason
         return Done(
             ran.value, kept=kept, recorded=not isinstance(settled, Unavailable), reason=verdict.reason

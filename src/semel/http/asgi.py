@@ -25,7 +25,6 @@ from semel.http.rules import (
     failure_reply,
     is_stranger,
     key_in,
-    payload_of,
     record_key,
     streams,
     too_large,
@@ -83,7 +82,7 @@ class AsgiIdempotency(Front[AsyncSemel]):
         super().__init__(client.twin if isinstance(client, Semel) else client, rules)
         self.app: App = app
         self._caller = caller
-        self._route = route
+        self._route = path_of if self.rules.keeping.by_path else route
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -145,7 +144,9 @@ class AsgiIdempotency(Front[AsyncSemel]):
     async def _guard(self, exchange: "AsgiExchange", key: str, handler: Any) -> None:
         conducting = asyncio.get_running_loop().create_task(self._conduct(exchange, key, handler))
         try:
-            await asyncio.shield(conducting)
+            # Unlike `shield`, this does not report an error that `adopt` logs.
+            await asyncio.wait((conducting,))
+            conducting.result()
             await exchange.wind_up()
         except asyncio.CancelledError:
             # Cancelled because the client disconnected or the server shuts down: both tasks continue until they end.
@@ -200,7 +201,7 @@ class AsgiExchange:
         self.scope = scope
         self.forward = send
         path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
-        self.payload: bytes = payload_of(path, scope.get("query_string", b""), body)
+        self.payload: bytes = middleware.rules.payload(path, scope.get("query_string", b""), body)
         self._middleware = middleware
         self._rules = middleware.rules
         self._receive = receive
@@ -361,7 +362,7 @@ class AsgiExchange:
             if self._streaming:
                 await self._finish_stream(outcome)
             else:
-                await self._reply(answer(self._rules.docs, outcome, self._own))
+                await self._reply(answer(self._rules, outcome, self._own))
         finally:
             if self._task is not None and not self._sent.is_set():
                 self._task.cancel()

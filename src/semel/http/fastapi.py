@@ -93,7 +93,7 @@ class IdempotentRoute(APIRoute):
             shown: dict[int | str, dict[str, Any]] = {
                 each.status: {
                     "description": each.title,
-                    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+                    "content": {_content_type(found[0].rules, each): {"schema": {"type": "object"}}},
                 }
                 for each in SHOWN
             }
@@ -102,6 +102,10 @@ class IdempotentRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the route, once for each key."""
         await (super().handle if self._guard is None else self._guard)(scope, receive, send)
+
+
+def _content_type(rules: Rules, kind: responses.ProblemType) -> str:
+    return next(value for name, value in rules.refuse(kind, "").headers if name == b"content-type").decode()
 
 
 def template_of(scope: Scope) -> str:

@@ -1,7 +1,7 @@
 """Settings of the middleware, and the rules for requests and responses."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -11,14 +11,15 @@ from typing import Any, Generic, TypeVar, assert_never
 from urllib.parse import quote
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from semel.client import deliver
 from semel.client.client import Semel
 from semel.client.client_async import AsyncSemel
 from semel.errors import LateEvent, ModeMismatch, NotApplied, PolicyInvalid, UsageError
 from semel.http import responses
-from semel.http.responses import RETRY_SOON_S, Reply, pack, problem, unpack
+from semel.http.presets import PRESETS, SERVER_ERRORS, Preset
+from semel.http.responses import RETRY_SOON_S, ProblemType, Reply, pack, unpack
 from semel.keys.limits import KEY_BYTES_MAX
 from semel.policy import ATTEMPTS_LIMIT, VALUE_BYTES_LIMIT
 from semel.runtime.extras import install_command
@@ -26,11 +27,9 @@ from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outco
 
 __all__ = [
     "HEADER",
-    "PRESETS",
     "STREAMED",
     "Front",
     "KeyMalformed",
-    "Preset",
     "RequestRefused",
     "ResponseFailed",
     "Rules",
@@ -44,34 +43,6 @@ __all__ = [
     "record_key",
     "verdict",
 ]
-
-BEFORE_EXECUTION = frozenset({400, 401, 403, 429})
-"""Refusals before any work: malformed, unauthenticated, forbidden, too many."""
-CLIENT_ERRORS, SERVER_ERRORS = 400, 500
-"""The first server error."""
-DAY_S = 86_400.0
-
-
-class Preset(Struct, frozen=True):
-    """Which responses are stored, and for how long at least. Write your own if none of `PRESETS` fits."""
-
-    name: str
-    keeps: Callable[[int], bool]
-    """Whether a response with this status is stored for retries; else the claim is released and a retry runs."""
-    window_s_min: float = 0.0
-    """The least window; a shorter one of the client is raised to this."""
-
-
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset("ietf", lambda status: status < SERVER_ERRORS and status not in BEFORE_EXECUTION),
-        Preset("stripe-v1", lambda status: status not in BEFORE_EXECUTION, DAY_S),
-        Preset("stripe-v2", lambda status: status < CLIENT_ERRORS, 30 * DAY_S),
-    )
-}
-"""`ietf`: all but server errors. `stripe-v1`: server errors too. `stripe-v2`: successes only."""
-
 
 HEADER = b"idempotency-key"
 KEY_CHARS_MAX = 255
@@ -193,11 +164,24 @@ class Rules(Struct, frozen=True, kw_only=True):
             raise PolicyInvalid(f"request_bytes_max must be between 1 and {BODY_BYTES_LIMIT}")
         if not self.docs.isascii() or not self.docs.isprintable() or set(self.docs) & set(" <>"):
             raise PolicyInvalid(f"docs is {self.docs!r}; it goes into a header: give a URL")
+        if self.keeping.required:
+            force_setattr(self, "required", self.keeping.required)  # frozen for everybody else
 
     @property
     def keeping(self) -> Preset:
         """The preset."""
         return PRESETS[self.preset] if isinstance(self.preset, str) else self.preset
+
+    def refuse(self, kind: ProblemType, detail: str, retry_after_s: float | None = None) -> Reply:
+        """Return the response of a refusal, in the form of the preset."""
+        return self.keeping.refuse(kind, detail, self.docs, retry_after_s)
+
+    def payload(self, path: bytes, query: bytes, body: bytes) -> bytes:
+        """Return the bytes that must be equal for two requests with one key."""
+        canonical = self.keeping.canonical
+        if canonical is None:
+            return payload_of(path, query, body)
+        return payload_of(path, b"", canonical(body))
 
 
 class RequestRefused(Exception):
@@ -281,24 +265,22 @@ def key_in(rules: Rules, fields: list[bytes]) -> str | None:
         if not rules.required:
             return None
         detail = "Send a header Idempotency-Key with a value of your own, the same on every retry."
-        raise RequestRefused(problem(responses.MISSING, detail, rules.docs))
+        raise RequestRefused(rules.refuse(responses.MISSING, detail))
     try:
         return read(fields, strict=rules.strict)
     except KeyMalformed as error:
-        raise RequestRefused(problem(responses.MALFORMED, f"{error}.", rules.docs)) from error
+        raise RequestRefused(rules.refuse(responses.MALFORMED, f"{error}.")) from error
 
 
 def caller_unknown(rules: Rules) -> RequestRefused:
     """Return the refusal of an unknown caller: two callers could share a key and get each other's response."""
-    return RequestRefused(
-        problem(responses.CALLER_UNKNOWN, "Authenticate, and send the request again.", rules.docs)
-    )
+    return RequestRefused(rules.refuse(responses.CALLER_UNKNOWN, "Authenticate, and send the request again."))
 
 
 def too_large(rules: Rules) -> RequestRefused:
     """Return the refusal of a body that is too large to compare."""
     detail = f"With an Idempotency-Key a body has at most {rules.request_bytes_max} bytes."
-    return RequestRefused(problem(responses.TOO_LARGE, detail, rules.docs))
+    return RequestRefused(rules.refuse(responses.TOO_LARGE, detail))
 
 
 def failure_reply(rules: Rules) -> Reply:
@@ -306,7 +288,7 @@ def failure_reply(rules: Rules) -> Reply:
     detail = (
         "The server failed while it handled this request. A retry with the same key is answered the same."
     )
-    return problem(responses.FAILED, detail, rules.docs)
+    return rules.refuse(responses.FAILED, detail)
 
 
 def streams(headers: list[tuple[bytes, bytes]], bytes_max: int) -> tuple[bool, int | None]:
@@ -381,11 +363,11 @@ class Front(Generic[C]):
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
-def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
+def answer(rules: Rules, outcome: Outcome[Any], own: Reply | None) -> Reply:
     """Return the response to an outcome; `own`: the response of this request's handler. Raises the handler's error."""
     match outcome:
         case Done():
-            return _reply_of_done(docs, outcome, own)
+            return _reply_of_done(rules, outcome, own)
         case Errored(error):
             if own is None or not isinstance(error, ResponseFailed):
                 raise error
@@ -395,44 +377,44 @@ def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
                 raise error
             return own
         case _:
-            return _reply_of_refusal(docs, outcome)
+            return _reply_of_refusal(rules, outcome)
 
 
-def _reply_of_done(docs: str, done: Done[Any], own: Reply | None) -> Reply:
+def _reply_of_done(rules: Rules, done: Done[Any], own: Reply | None) -> Reply:
     if done.replayed and done.kept:
         stored = unpack(done.value)
         return Reply(stored.status, [*stored.headers, REPLAYED], stored.body)
     if done.replayed:
         detail = "The request was executed. Its response was long, or a stream, and was not kept."
-        return problem(responses.RESPONSE_NOT_KEPT, detail, docs)
+        return rules.refuse(responses.RESPONSE_NOT_KEPT, detail)
     if done.recorded and own is not None:
         return own
     detail = "Send it again with the same key: it may run again."
-    return problem(responses.NOT_RECORDED, detail, docs, RETRY_SOON_S)
+    return rules.refuse(responses.NOT_RECORDED, detail, RETRY_SOON_S)
 
 
 def _reply_of_refusal(
-    docs: str, outcome: Busy | Mismatch | Lost[Any] | Unknown | Unavailable | Failed | Late
+    rules: Rules, outcome: Busy | Mismatch | Lost[Any] | Unknown | Unavailable | Failed | Late
 ) -> Reply:
     match outcome:
         case Busy(retry_after_s):
             detail = "Send the same request again later; it will then be answered, or run."
-            return problem(responses.RUNNING, detail, docs, retry_after_s)
+            return rules.refuse(responses.RUNNING, detail, retry_after_s)
         case Mismatch():
             detail = (
                 "Path, query or body differ from the first use of this key. A new request needs a new key."
             )
-            return problem(responses.MISMATCH, detail, docs)
+            return rules.refuse(responses.MISMATCH, detail)
         case Lost():
             detail = "Send it again with the same key: it is answered with the result that counts."
-            return problem(responses.LOST, detail, docs, RETRY_SOON_S)
+            return rules.refuse(responses.LOST, detail, RETRY_SOON_S)
         case Unknown():
             detail = "The request may or may not have been executed. It is not run again; ask the operator."
-            return problem(responses.UNKNOWN, detail, docs)
+            return rules.refuse(responses.UNKNOWN, detail)
         case Unavailable():
-            return problem(responses.UNAVAILABLE, "Send it again later.", docs, RETRY_SOON_S)
+            return rules.refuse(responses.UNAVAILABLE, "Send it again later.", RETRY_SOON_S)
         case Failed():
-            return problem(responses.GIVEN_UP, "It is not tried again. A new request needs a new key.", docs)
+            return rules.refuse(responses.GIVEN_UP, "It is not tried again. A new request needs a new key.")
         case Late(age_s):
             raise LateEvent(f"the key passes for an event {age_s:g} s old; give HTTP a consumer of its own")
         case _:

@@ -24,7 +24,6 @@ from semel.http.rules import (
     failure_reply,
     is_stranger,
     key_in,
-    payload_of,
     record_key,
     streams,
     too_large,
@@ -72,7 +71,7 @@ class WsgiIdempotency(Front[Semel]):
         super().__init__(client, rules)
         self.app: App = app
         self._caller = caller
-        self._route = route
+        self._route = path_of if self.rules.keeping.by_path else route
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Guard a request, or pass it on."""
@@ -147,7 +146,7 @@ class WsgiExchange:
         self.start_response = start_response
         path = path_of(environ).encode("latin-1", "replace")
         query = environ.get("QUERY_STRING", "").encode("latin-1", "replace")
-        self.payload: bytes = payload_of(path, query, body)
+        self.payload: bytes = middleware.rules.payload(path, query, body)
         self._middleware = middleware
         self._rules = middleware.rules
         self._line = ""
@@ -250,7 +249,7 @@ class WsgiExchange:
                     raise ClaimLost(
                         f"a streamed response ended as {type(outcome).__name__}; its end is not sent"
                     )
-        reply = answer(self._rules.docs, outcome, self._own)
+        reply = answer(self._rules, outcome, self._own)
         if self._error is not None and reply is self._own:
             self._log(self._error)
         line = self._line if reply is self._own and self._error is None else None

@@ -9,27 +9,43 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from semel import codec
 from semel.client.items import ItemBuilder
-from semel.connections import Talk, code_of
+from semel.connections import Address, Talk, code_of
 from semel.core import ids
 from semel.core.backoff import backoff_s
 from semel.errors import (
+    LateEvent,
     ModeMismatch,
     NoTransaction,
     OutcomeUnknown,
     PayloadMismatch,
     StillRunning,
+    StoreUnavailable,
     UsageError,
     WrongDatabase,
 )
 from semel.runtime.jitter import jitter
-from semel.types import Busy, Delivery, Done, Errored, Mismatch, Outcome, Unknown
+from semel.types import Busy, Delivery, Done, Errored, Late, Mismatch, Outcome, Unknown
 
-__all__ = ["InboxBase", "InboxStatements", "Tell", "Value", "Windows", "aretry", "is_undone", "retry"]
+__all__ = [
+    "InboxBase",
+    "InboxStatements",
+    "PartitionMissing",
+    "Tell",
+    "Value",
+    "Windows",
+    "aretry",
+    "is_undone",
+    "retry",
+]
 
 ATTEMPT_BYTES = 16
 Windows: TypeAlias = Mapping[tuple[str, str, str], int]
 Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool | Outcome[Any]], str], None]
 """Called with the keys, whether each was new (or its outcome, if it was not marked), and their event type."""
+
+
+class PartitionMissing(StoreUnavailable):
+    """There is no partition for the time inside an id: nobody has created partitions for days."""
 
 
 class Value(NamedTuple):
@@ -53,13 +69,31 @@ class InboxStatements(ABC):
         """The lock timeout; never 0, which would mean for ever."""
         return max(1, round(self.lock_wait_s * 1000))
 
+    def may_read_settings(self, _address: Address | None) -> bool:
+        """Whether a first use may read the settings on the caller's connection to this address."""
+        return False
+
+    def read_settings(self) -> Talk[Windows | None]:
+        """Return the stored windows, read on the caller's connection; `None`: the store must be opened first."""
+        yield from ()
+        return None
+
+    def make_partitions(self) -> None:
+        """Create the partitions that `first_many` has missed. Raises `PartitionMissing`."""
+        raise PartitionMissing("this inbox has no partitions")
+
+    async def amake_partitions(self) -> None:
+        """The same for event loops."""
+        self.make_partitions()
+
     @abstractmethod
     def first_many(
         self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
     ) -> Talk[list[bool]]:
         """Mark distinct keys, all or none. Returns which of them were new.
 
-        Raises `PayloadMismatch` if a stored fingerprint differs; a fingerprint goes with a single key.
+        Raises `PayloadMismatch` if a stored fingerprint differs; a fingerprint goes with a single key. Raises
+        `LateEvent` for an id that is too old to be looked up, and `PartitionMissing`: call `make_partitions`.
         """
 
     @abstractmethod
@@ -196,7 +230,9 @@ def hash_fingerprint(fingerprint: bytes | None) -> bytes | None:
 
 def is_for_all(error: Exception) -> bool:
     """Whether an error concerns the whole transaction."""
-    return is_undone(error) or isinstance(error, NoTransaction | WrongDatabase | ModeMismatch)
+    return is_undone(error) or isinstance(
+        error, NoTransaction | WrongDatabase | ModeMismatch | PartitionMissing
+    )
 
 
 def outcome_of(error: Exception) -> Outcome[None]:
@@ -207,4 +243,6 @@ def outcome_of(error: Exception) -> Outcome[None]:
         return Unknown(0, error)
     if isinstance(error, PayloadMismatch):
         return Mismatch()
+    if isinstance(error, LateEvent):
+        return Late(error.age_s)
     return Errored(error, attempt=1)

@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 from semel.client.items import ItemBuilder
 from semel.connections import AsyncCallerConnection, Statement
 from semel.core.folding import leaders
-from semel.errors import PayloadMismatch
+from semel.errors import LateEvent, PayloadMismatch
 from semel.inbox.base import (
     InboxBase,
     InboxStatements,
+    PartitionMissing,
     Tell,
     Windows,
     by_type,
@@ -18,7 +19,7 @@ from semel.inbox.base import (
     outcome_of,
 )
 from semel.keys.limits import check_all
-from semel.types import Delivery, Done, Mismatch, Outcome
+from semel.types import Delivery, Done, Late, Mismatch, Outcome
 
 __all__ = ["AsyncInbox"]
 
@@ -35,10 +36,12 @@ class AsyncInbox(InboxBase):
         plan: ItemBuilder,
         connect: Callable[[], Awaitable[Windows]],
         tell: Tell | None = None,
+        connect_behind: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(words, plan, tell)
         self._handle = handle
         self._connect = connect
+        self._connect_behind = connect_behind
 
     async def first(self, key: str, *, event_type: str = "", fingerprint: bytes | None = None) -> bool:
         """Mark the event in the caller's transaction; `False`: it was marked before. One round trip.
@@ -46,7 +49,8 @@ class AsyncInbox(InboxBase):
         Waits for a transaction that has marked the same key, at most `Policy.lock_wait_s`. Raises
         `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
         transaction still usable; `NoTransaction` if none is open and none would be; `WrongDatabase`. `fingerprint`:
-        the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
+        the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others. With `ids=`,
+        `LateEvent` for an id too old, or too far ahead, to be looked up: nothing was marked.
         """
         return (await self._mark_and_report((key,), event_type, fingerprint))[0]
 
@@ -62,6 +66,9 @@ class AsyncInbox(InboxBase):
         except PayloadMismatch:
             self._report(keys, [Mismatch()] * len(keys), event_type)
             raise
+        except LateEvent as error:
+            self._report(keys, [Late(error.age_s)] * len(keys), event_type)
+            raise
         self._report(keys, firsts, event_type)
         return firsts
 
@@ -69,21 +76,39 @@ class AsyncInbox(InboxBase):
         self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None
     ) -> list[bool]:
         check_all(keys)
+        self._plan.check_times(keys)
         event_type = self._type(event_type)
-        window_us = self._window_us(await self._connect(), event_type)
+        window_us = self._window_us(await self._stored_windows(), event_type)
         await self._handle.require_transaction()
         if not window_us:
             return [True] * len(keys)  # no deduplication for this type
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
-        new = (
-            await self._handle.run(
-                self._words.first_many(distinct, event_type, window_us, hash_fingerprint(fingerprint))
-            )
-            if distinct
-            else []
-        )
+        new = await self._mark_distinct(distinct, event_type, window_us, fingerprint) if distinct else []
         return self._spread(new, first_at, place_of)
+
+    async def _mark_distinct(
+        self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None
+    ) -> list[bool]:
+        """Mark distinct keys; creates partitions if there is none for their times."""
+        handle, words, given = self._handle, self._words, hash_fingerprint(fingerprint)
+        try:
+            return await handle.run(words.first_many(keys, event_type, window_us, given))
+        except PartitionMissing:
+            await words.amake_partitions()
+        return await handle.run(words.first_many(keys, event_type, window_us, given))
+
+    async def _stored_windows(self) -> Windows:
+        """Connect at first use. Behind a pooler that happens in the background: the callers may hold every connection.
+
+        What this call needs is then read in the caller's transaction.
+        """
+        behind, handle = self._connect_behind, self._handle
+        if behind is None or not self._words.may_read_settings(handle.address) or behind():
+            return await self._connect()
+        await handle.require_transaction()
+        windows = await handle.run(self._words.read_settings())
+        return await self._connect() if windows is None else windows
 
     async def unmark(self, keys: Sequence[str]) -> None:
         """Remove marks that this inbox made in the open transaction, for events that did not run."""
@@ -92,13 +117,13 @@ class AsyncInbox(InboxBase):
     async def store(self, key: str, value: Any) -> None:
         """Store a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
         encoded = self._encode(value)
-        await self._connect()
+        await self._stored_windows()
         await self._handle.require_transaction()
         await self._handle.run(self._words.store(key, encoded))
 
     async def replay(self, key: str) -> Done[Any] | None:
         """Return the value stored with the mark; `None`: the event is not done. Changes nothing."""
-        await self._connect()
+        await self._stored_windows()
         return self._done_outcome(await self._handle.run(self._words.replay(key)))
 
     async def committed(self, key: str) -> bool:

@@ -12,13 +12,21 @@ from msgspec.structs import replace
 from semel.client.items import ItemBuilder
 from semel.connections import PauseStep, Row, Statement, Talk
 from semel.core.commands import Lookup, Renew
-from semel.core.ids import digest
+from semel.core.ids import digest, holds_time, time_in
 from semel.core.machine import check, differs, standing
-from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
+from semel.errors import (
+    IdsMismatch,
+    ModeMismatch,
+    OutcomeUnknown,
+    StillRunning,
+    StoreUnavailable,
+    WrongDatabase,
+)
 from semel.inbox.base import InboxStatements, Value
 from semel.runtime.jitter import jitter
 from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
 from semel.stores.sqlite import SqliteStore, encoding, locks
+from semel.stores.sqlite.batch import by_time
 from semel.stores.sqlite.errors import is_busy, to_store_error
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
 from semel.types import Id, Record
@@ -41,6 +49,7 @@ class SqliteInboxStatements(InboxStatements):
     def __init__(self, store: SqliteStore, plan: ItemBuilder) -> None:
         super().__init__(plan)
         self._store = store
+        self._ids = plan.ids
 
     def first_many(
         self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
@@ -68,7 +77,7 @@ class SqliteInboxStatements(InboxStatements):
 
     def unmark(self, keys: Sequence[str]) -> Talk[None]:
         """Remove marks of this transaction."""
-        for some in encoding.chunks([digest((self.tenant, self.consumer, key)) for key in keys]):
+        for some in encoding.chunks([self._digest(key) for key in keys]):
             places = ",".join("?" * len(some))
             yield from self._say(
                 f"DELETE FROM semel_records WHERE digest IN ({places}) AND owner = ?", *some, self.attempt
@@ -143,7 +152,7 @@ class SqliteInboxStatements(InboxStatements):
 
     def _read(self, keys: Sequence[str]) -> Talk[dict[str, tuple[int | None, Record | None]]]:
         """Read the row number and record of each key."""
-        digests = {digest((self.tenant, self.consumer, key)): key for key in keys}
+        digests = {self._digest(key): key for key in keys}
         found: dict[str, tuple[int | None, Record | None]] = dict.fromkeys(keys, (None, None))
         for some in encoding.chunks(list(digests)):
             for row in (yield from self._say(encoding.select_records(len(some), COLUMNS), *some)):
@@ -159,7 +168,7 @@ class SqliteInboxStatements(InboxStatements):
             at = encoding.purge_at(record, None)
             if rowid is None:
                 key = record.key if self._store.readable_keys else None
-                inserts.append((None, digest(record.id), consumer_id, key, at, *row))
+                inserts.append((None, self._digest(record.key), consumer_id, key, at, *row))
             else:
                 yield from self._say(encoding.UPDATE_RECORD, *row, rowid)
                 yield from self._say(encoding.MOVE_RECORD, at, rowid)
@@ -172,15 +181,27 @@ class SqliteInboxStatements(InboxStatements):
                 *[part for row in some for part in row],
             )
 
+    def _digest(self, key: str) -> bytes:
+        """Return the key of the record's row, as the store's own statements build it."""
+        found = digest((self.tenant, self.consumer, key))
+        return by_time(time_in(self._ids, key), found) if holds_time(self._ids) else found
+
     def _consumer_id(self) -> Talk[int]:
-        """Return the consumer's number; the first mark records its mode. Raises `ModeMismatch`."""
+        """Return the consumer's number; the first mark records its mode and ids. Raises if others are recorded."""
         scope = (self.tenant, self.consumer)
         query = "SELECT +id, +mode FROM semel_consumers WHERE tenant = ? AND consumer = ?"
         rows = yield from self._say(query, *scope)
         if not rows:
             yield from self._say("INSERT INTO semel_consumers (tenant, consumer) VALUES (?, ?)", *scope)
             rows = yield from self._say(query, *scope)
+            if self._ids:
+                yield from self._say("INSERT INTO semel_meta VALUES ('ids:' || ?, ?)", rows[0][0], self._ids)
         ((number, mode),) = rows
+        kind = yield from self._say("SELECT +value FROM semel_meta WHERE name = 'ids:' || ?", number)
+        if (str(kind[0][0]) if kind else "") != self._ids:
+            raise IdsMismatch(
+                f"consumer {self.consumer!r} is recorded with other ids than {self._ids or None!r}"
+            )
         if mode is None:
             yield from self._say("UPDATE semel_consumers SET mode = 'inbox' WHERE id = ?", number)
         elif mode != "inbox":

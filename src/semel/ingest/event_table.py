@@ -22,6 +22,7 @@ from semel.brokers.routes import in_loop
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.ingest.intake import Event, Handler
 from semel.runtime.extras import install_command
+from semel.runtime.private_file import create_private
 
 __all__ = ["EventTable"]
 
@@ -372,6 +373,7 @@ class Sqlite:
             raise StoreUnavailable(f"{self._path}: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
+        create_private(self._path)
         connection = sqlite3.connect(
             self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from time import monotonic
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -28,9 +28,18 @@ from msgspec.structs import replace
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.backoff import backoff_s
-from semel.core.error_info import handlers_error, redacted
+from semel.core.error_info import DeadLetterUnwritten, handlers_error, redacted
 from semel.core.settlement import attempts_exhausted
-from semel.errors import NotApplied, PolicyInvalid, RecordCorrupt, StoreError, StoreUnavailable, UsageError
+from semel.errors import (
+    AttemptsExhausted,
+    NotApplied,
+    PolicyInvalid,
+    RecordCorrupt,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from semel.ingest.receipts import Receipt, receipt_for
 from semel.observe.limited_log import LimitedLog
 from semel.observe.log_format import about
 from semel.policy import ATTEMPTS_LIMIT
@@ -39,22 +48,9 @@ from semel.runtime.handlers import awaitable
 from semel.runtime.jitter import jitter, spread_s
 from semel.runtime.process import new_owner
 from semel.runtime.tasks import end_tasks
-from semel.types import (
-    Busy,
-    Delivery,
-    Done,
-    Errored,
-    Failed,
-    Late,
-    Lost,
-    Mismatch,
-    Outcome,
-    Record,
-    Unavailable,
-    Unknown,
-)
+from semel.types import Delivery, Done, Errored, Failed, Lost, Outcome, Record, Unavailable, Unknown
 
-__all__ = ["DeadLetterHandler", "Event", "Handler", "Intake", "IntakeLimits", "Receipt", "body_from_journal"]
+__all__ = ["DeadLetterHandler", "Event", "Handler", "Intake", "IntakeLimits", "body_from_journal"]
 
 _log = LimitedLog(logging.getLogger("semel"))
 
@@ -88,15 +84,8 @@ class Event(Struct, frozen=True, kw_only=True):
 Handler = Callable[[Event], Awaitable[Any]]
 DeadLetterHandler = Callable[[Event, Exception], Awaitable[None]]
 """Called with a dead event before its record becomes `failed`. If it raises, it is called again later."""
-
-
-class Receipt(Struct, frozen=True):
-    """The answer to an event."""
-
-    status: Literal["accepted", "duplicate", "busy", "refused"]
-    """`busy`: not accepted, send it again. `refused`: do not send it again."""
-    retry_after_s: float = 0.0
-    reason: str = ""
+FindOrphans = Callable[[int], Awaitable[Sequence[Record]]]
+"""Called with the most records that are wanted; returns orphans of the client's consumer."""
 
 
 class IntakeLimits(Struct, frozen=True, kw_only=True):
@@ -125,7 +114,7 @@ class Intake:
     Use it as `async with intake:`; leaving drains. The client needs a durable store, because the journal is there;
     the owner of the client closes it. The handler may run again after a crash: pass
     `semel.current().idempotency_key` to the systems that it calls, or write with a unique id. `source`: where
-    its events come from, for metrics.
+    its events come from, for metrics. `find_orphans`: replaces the client's own search.
     """
 
     def __init__(
@@ -137,6 +126,7 @@ class Intake:
         dead: DeadLetterHandler | None = None,
         instance: str | None = None,
         source: str = "",
+        find_orphans: FindOrphans | None = None,
     ) -> None:
         policy = once.policy
         self._handler = awaitable(handler)
@@ -156,6 +146,7 @@ class Intake:
         )
         deliver.items_of(self._once).source = source
         self._source = source
+        self._find_orphans: FindOrphans = find_orphans or (lambda most: once.records.orphans(limit=most))
         lease_s = deliver.items_of(once).lease_us / 1e6
         self._sweep_s: float = pace.sweep_s or min(SWEEP_MAX_S, max(SWEEP_MIN_S, lease_s / 3))
         self.instance: str = instance or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -290,12 +281,13 @@ class Intake:
         delivery: Delivery[Event],
         receipt: asyncio.Future[Receipt] | None = None,
         owner: bytes | None = None,
+        earlier: str = "",
     ) -> Outcome[Any]:
         key = delivery.key
         first = key not in self._here
         self._here.add(key)
         try:
-            handle = partial(self._handle, receipt)
+            handle = partial(self._handle, receipt, earlier)
             handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
             outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, handle, owner)
         except StoreError as error:
@@ -308,13 +300,15 @@ class Intake:
         self._note(key, outcome, ran=receipt is None or receipt.done())
         return outcome
 
-    async def _handle(self, receipt: asyncio.Future[Receipt] | None, event: Event) -> None:
-        """Run a claimed and journaled event."""
+    async def _handle(self, receipt: asyncio.Future[Receipt] | None, earlier: str, event: Event) -> None:
+        """Run a claimed and journaled event. `earlier`: the last recorded error of its attempts, if any."""
         if receipt is not None and not receipt.done():
             receipt.set_result(Receipt("accepted"))
         attempt = current().attempt
         if attempt > self._max_attempts:
             error = attempts_exhausted(None, attempt, self._max_attempts)
+            if earlier:
+                error = AttemptsExhausted(f"attempt {attempt} of {self._max_attempts} allowed: {earlier}")
             await self._dead_letter(event, error)
             raise error
         try:
@@ -342,12 +336,17 @@ class Intake:
             return
         try:
             await self._dead(event, error)
-            self._report_dead_letter(event, error)
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - it may raise anything
+            record_id = deliver.items_of(self._once).id(event.id)
+            deliver.reporter_of(self._once).report_stuck_dead_letter(record_id, self._source, failure)
+            said, why = self._error_text(error), repr(failure)
             _log.error(
-                "the dead-letter callback failed and will be called again: %r (for %r)", failure, error
-            )
-            raise
+                "the dead-letter callback failed for event %r and will be called again: %s (given up for %s)",
+                event.id, why, said, extra=about("dead_letter_stuck", key=event.id, error=why, reason=said,
+                                                 next="the callback is called again"),
+            )  # fmt: skip
+            raise DeadLetterUnwritten(f"the dead-letter callback failed: {why}") from error
+        self._report_dead_letter(event, error)
 
     def _error_text(self, error: BaseException) -> str:
         """Return an error for the log, redacted as its record is."""
@@ -421,7 +420,7 @@ class Intake:
 
     async def sweep(self) -> int:
         """Start journaled events without an owner, as many as the limits allow. Returns their number."""
-        return await self.adopt(await self._once.records.orphans(limit=4 * self._pace.concurrency))
+        return await self.adopt(await self._find_orphans(4 * self._pace.concurrency))
 
     async def adopt(self, records: Sequence[Record]) -> int:
         """Start as many of these orphans as the limits allow. Returns their number."""
@@ -451,7 +450,10 @@ class Intake:
             except RecordCorrupt as error:
                 await self._quarantine(delivery, error)
             else:
-                await self._run(replace(delivery, body=event))
+                earlier = "".join(
+                    f"{each.kind.removeprefix('builtins.')}: {each.message}" for each in record.errors[-1:]
+                )
+                await self._run(replace(delivery, body=event), earlier=earlier)
         finally:
             self._here.discard(record.key)
 
@@ -481,20 +483,3 @@ def body_from_journal(journal: bytes | None) -> bytes:
     if journal[:1] == b"r":  # the codec's form of bytes; nothing else is accepted
         return journal[1:]
     raise RecordCorrupt("the journal of an event holds its bytes, and this one something else")
-
-
-def receipt_for(outcome: Outcome[Any]) -> Receipt:
-    """Return the receipt of an event whose handler was not called."""
-    match outcome:
-        case Done() | Failed() | Unknown() | Lost() | Busy(recoverable=True):
-            return Receipt("duplicate")
-        case Busy(retry_after_s):
-            return Receipt("busy", retry_after_s, "another attempt holds it without a journal")
-        case Unavailable():
-            return Receipt("busy", 1.0, "the store does not answer")
-        case Mismatch():
-            return Receipt("refused", reason="this id was used before with another body")
-        case Late(age_s):
-            return Receipt("refused", reason=f"{age_s:g} s old, more than is remembered")
-        case Errored(error):
-            return Receipt("busy", 1.0, type(error).__name__)

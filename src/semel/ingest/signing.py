@@ -9,8 +9,18 @@ from typing import TypeAlias
 from semel.errors import PolicyInvalid
 from semel.runtime.extras import install_command
 
-__all__ = ["SECRETS_MAX", "SECRET_BYTES_MIN", "Signer", "key_of", "signatures", "signer_of", "text_to_sign"]
+__all__ = [
+    "SECRETS_MAX",
+    "SECRET_BYTES_MIN",
+    "SECRET_PREFIX",
+    "Signer",
+    "key_of",
+    "signatures",
+    "signer_of",
+    "text_to_sign",
+]
 
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the same for every secret
 SECRET_BYTES_MIN = 16
 SECRETS_MAX = 8
 """The most secrets at once, during a rotation."""
@@ -21,7 +31,7 @@ Signer: TypeAlias = Callable[[bytes], str]
 
 def key_of(secret: str) -> bytes:
     """Return the key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
-    key = _decode_secret(secret.strip().removeprefix("whsec_"))
+    key = _decode_secret(secret.strip().removeprefix(SECRET_PREFIX))
     if len(key) < SECRET_BYTES_MIN:
         raise PolicyInvalid(
             f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"

@@ -20,7 +20,8 @@ from msgspec import Struct
 from semel.core.backoff import backoff_s
 from semel.errors import KeyInvalid, PolicyInvalid, SourceRefused
 from semel.ingest.event_table import Columns, EventTable
-from semel.ingest.intake import TYPE_BYTES_MAX, Event, Intake, IntakeLimits, Receipt
+from semel.ingest.intake import TYPE_BYTES_MAX, Event, Intake, IntakeLimits
+from semel.ingest.receipts import Receipt
 from semel.keys.limits import check as check_key
 from semel.observe.limited_log import OutageLog
 from semel.runtime.extras import install_command

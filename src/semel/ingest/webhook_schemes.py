@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from semel.errors import KeyInvalid, PolicyInvalid
 from semel.ingest.intake import TYPE_BYTES_MAX
-from semel.ingest.signing import SECRET_BYTES_MIN, SECRETS_MAX, key_of, text_to_sign
+from semel.ingest.signing import SECRET_BYTES_MIN, SECRET_PREFIX, SECRETS_MAX, key_of, text_to_sign
 from semel.keys.limits import check as check_key
 from semel.runtime.extras import install_command
 
@@ -108,7 +108,7 @@ def secrets_of(secrets: str | Sequence[str]) -> list[str]:
     if not 1 <= len(given) <= SECRETS_MAX:
         raise PolicyInvalid(f"1 to {SECRETS_MAX} secrets are needed to verify with")
     given = [each.strip() for each in given]
-    shortest = min(map(len, given))
+    shortest = min(len(each.removeprefix(SECRET_PREFIX)) for each in given)
     if shortest < SECRET_BYTES_MIN:
         raise PolicyInvalid(
             f"a webhook's secret has {shortest} characters, so it can be guessed; use at least {SECRET_BYTES_MIN}"

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import StoreError
-from semel.ingest.intake import DeadLetterHandler, Event, Handler, Intake, IntakeLimits, Receipt
+from semel.ingest.intake import DeadLetterHandler, Event, Handler, Intake, IntakeLimits
+from semel.ingest.receipts import Receipt
 from semel.ingest.webhook_schemes import (
     Challenge,
     Scheme,

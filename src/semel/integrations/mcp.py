@@ -3,7 +3,7 @@
 ::
 
     once = semel.aopen("postgresql://...", consumer="tools", mode="quarantine")
-    server = MCPServer("shop", middleware=[carry_meta])
+    server = MCPServer("shop", middleware=[carry_meta])  # or FastMCP("shop", middleware=[carry_meta])
 
     @server.tool()
     @once_tool(once)
@@ -84,17 +84,29 @@ def _errors_shown() -> Iterator[None]:
 
 
 async def carry_meta(ctx: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Pass key, run and the authenticated client of a request on to its tool; middleware of `mcp` 2."""
+    """Pass key, run and the authenticated client of a request on to its tool; middleware of `mcp` 2 and `fastmcp` 4."""
     if ctx.method != "tools/call":
         return await call_next(ctx)
+    read = _read_fastmcp if hasattr(ctx, "fastmcp_context") else _read_mcp
+    meta, token, shown_as = read(ctx)
+    whose = "" if token is None else f"{token.client_id} {getattr(token, 'subject', None) or ''}"
+    with _within(ToolScope(key=_text(meta, KEY), run=_text(meta, RUN), caller=whose, shown_as=shown_as)):
+        return await call_next(ctx)
+
+
+def _read_mcp(ctx: Any) -> tuple[Mapping[str, Any], Any, type[Exception]]:
     from mcp.server.auth.middleware.auth_context import get_access_token
     from mcp.server.mcpserver.exceptions import ToolError
 
-    meta: Mapping[str, Any] = ctx.meta or {}
-    token = get_access_token()
-    whose = "" if token is None else f"{token.client_id} {getattr(token, 'subject', None) or ''}"
-    with _within(ToolScope(key=_text(meta, KEY), run=_text(meta, RUN), caller=whose, shown_as=ToolError)):
-        return await call_next(ctx)
+    return ctx.meta or {}, get_access_token(), ToolError
+
+
+def _read_fastmcp(ctx: Any) -> tuple[Mapping[str, Any], Any, type[Exception]]:
+    from fastmcp.exceptions import ToolError
+    from fastmcp.server.dependencies import get_access_token
+
+    request = ctx.fastmcp_context.request_context  # None for a call by the server itself
+    return (request.meta or {}) if request is not None else {}, get_access_token(), ToolError
 
 
 def once_tool(
@@ -167,7 +179,7 @@ def _key(tool: str, arguments: dict[str, Any]) -> str:
         return keys.of(namespace="tool", caller=scope.caller, tool=tool, run=scope.run, arguments=digest)
     raise KeyMissing(
         f"{tool} changes something, and this call has no key: send _meta with {KEY!r} (the same when you try again) "
-        f"or {RUN!r} (the id of your run)"
+        f"or {RUN!r} (the id of your run); without MCP, name the run: with tool_scope(run=...)"
     )
 
 

@@ -123,7 +123,10 @@ def instant(time: str) -> "datetime":
     from datetime import UTC, datetime
 
     if time.isdecimal() and len(time) > _DATE_DIGITS:
-        return datetime.fromtimestamp(int(time) / 1000, UTC)
+        try:
+            return datetime.fromtimestamp(int(time) / 1000, UTC)
+        except (OSError, OverflowError) as error:  # more than the system's calendar has
+            raise ValueError(f"the time {time} is out of range") from error
     moment = datetime.fromisoformat(time)
     if moment.tzinfo is None:
         raise ValueError(f"the time {time} has no time zone")

@@ -50,6 +50,9 @@ def check(key: str) -> str:
 
 def check_all(keys: Sequence[str]) -> None:
     """Check many keys at once, at a fraction of the price. Raises `KeyInvalid` for the first bad one."""
+    if len(keys) == 1:
+        check(keys[0])
+        return
     try:
         msgspec.convert(keys, _KEYS)
         text = "".join(keys)

@@ -50,6 +50,11 @@ class Sliding(Content):
         self.window_us: int = window_us(window)
         if self.window_us == OFF:
             raise PolicyInvalid("a sliding window that is off forgets at once; give a duration like 5m")
+        if self.window_us > WINDOW_MAX_S * 10**6:
+            raise PolicyInvalid(
+                f"a sliding window of {window!r} is too long; use 90d at most, or a key without sliding and a longer"
+                " window"
+            )
         self._event_time = parse(event_time) if isinstance(event_time, str) else event_time
         self.lateness_us: int | None = None
         if event_time is not None:

@@ -79,6 +79,8 @@ class Advice(Struct, frozen=True):
     shares: tuple[Share, ...]
     current_s: float | None = None
     current_caught: float | None = None
+    per_day_bytes: dict[str, int] = {}
+    """What the events of one day take, by store: a window without end adds this every day."""
     warnings: tuple[str, ...] = ()
 
 
@@ -196,6 +198,7 @@ def advise(
         shares=tuple(_share(lags.seconds, window_s, per_day, sizes) for window_s in CANDIDATES_S),
         current_s=current_s,
         current_caught=None if current_s is None else _share_caught(lags.seconds, current_s),
+        per_day_bytes={store: round(per_day * each) for store, each in sizes.items()},
         warnings=tuple(warnings),
     )
 

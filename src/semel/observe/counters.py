@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from semel.core.error_info import error_label
 from semel.observe import events
 from semel.runtime.process import restart_after_fork
 
@@ -31,6 +32,8 @@ OTHER_KIND = "other"
 MINUTES_MAX = 24 * 60
 """The most minutes that are held while the store cannot be reached; then the oldest are dropped."""
 HELD_MAX = 100_000
+SOURCES_MAX = 8
+"""The most sources of one consumer that are named."""
 LAGS_S: tuple[float, ...] = tuple(2.0**power for power in range(-3, 23))
 """Upper ends of the buckets of redelivery lags: an eighth of a second to 48 days, each twice the one before."""
 TOOK_S: tuple[float, ...] = tuple(1e-4 * 1.5**power for power in range(31))
@@ -155,6 +158,10 @@ class CounterHook:
         """How far the store's clock is ahead of this computer's; an estimate."""
         self._minutes: dict[int, _Minute] = {}
         self._known: set[tuple[str, str]] = set()
+        self._sources: dict[tuple[str, str], dict[str, None]] = {}
+        """Where the deliveries of each consumer came from, in order."""
+        self.source_urls: tuple[str, ...] = ()
+        """The URLs of the sources of this process, for its heartbeats: without passwords."""
         self._held: dict[bytes, float] = {}
         """When each claim in flight was granted, by its owner."""
         self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
@@ -219,6 +226,11 @@ class CounterHook:
         """Return the tenants and consumers that were counted, in order."""
         with self._lock:
             return sorted(self._known)
+
+    def sources(self) -> list[tuple[str, str, str]]:
+        """Return tenants, consumers, and the sources that their deliveries named."""
+        with self._lock:
+            return [(*name, source) for name, found in sorted(self._sources.items()) for source in found]
 
     def in_flight(self) -> tuple[int, float]:
         """Return the number of claims that this process holds, and the age of the oldest."""
@@ -299,13 +311,13 @@ class CounterHook:
         if event.error is not None:
             counts = self._counts(event)
             counts.errored += 1
-            counts.note_error(type(event.error).__name__)
+            counts.note_error(error_label(event.error))
 
     def _on_failed(self, event: events.FailedEvent) -> None:
         self._held.pop(event.owner, None)
         counts = self._counts(event)
         counts.failed += 1
-        counts.note_error(event.error if isinstance(event.error, str) else type(event.error).__name__)
+        counts.note_error(error_label(event.error))
 
     def _on_handled(self, event: events.EndedEvent) -> None:
         took, at = self._counts(event).took, _bucket(TOOK_S, event.duration_s)
@@ -314,6 +326,17 @@ class CounterHook:
     def _on_received(self, event: events.Received) -> None:
         if not event.again:
             self._counts(event).received += 1
+        if event.source:
+            self._note_source((event.tenant, event.consumer), event.source)
+
+    def _note_source(self, name: tuple[str, str], source: str) -> None:
+        found = self._sources.get(name)
+        if found is None:
+            if name not in self._known:
+                return
+            found = self._sources[name] = {}
+        if source not in found and len(found) < SOURCES_MAX:
+            found[source] = None
 
     def _duplicate(self, event: events.Duplicate) -> None:
         if event.parked:

@@ -18,7 +18,7 @@ from semel.observe.formatting import plural
 from semel.observe.probes import LAG_WARN_S, SourceFacts, StoreFacts, of_patience, probe
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.runtime.process import new_owner
-from semel.types import Lost, Record, State, Stats, Unavailable
+from semel.types import Id, Lost, Record, State, Stats, Unavailable
 
 __all__ = ["Finding", "Level", "examine", "of_source"]
 
@@ -51,6 +51,8 @@ class Finding(Struct, frozen=True):
     level: Level
     what: str
     fix: str = ""
+    records: tuple[Id, ...] = ()
+    """Some of the records that it is about, for links."""
 
 
 def examine(store: Store) -> Iterator[Finding]:
@@ -98,14 +100,13 @@ def _servers(store: Store) -> Iterator[Finding]:
     yield from _clock(facts)
     for replica in facts.replicas:
         late = replica.lag_s > LAG_WARN_S
+        kept = replica.synchronous or replica.awaited
+        how = "synchronous" if replica.synchronous else "settles wait for it" if kept else "follows behind"
         yield Finding(
             "replica",
-            "warning" if late or not replica.synchronous else "ok",
-            f"replica {replica.name or '(no name)'}: {'synchronous' if replica.synchronous else 'follows behind'},"
-            f" {replica.lag_s:.1f} s, {replica.behind_bytes:,} bytes",
-            ""
-            if replica.synchronous
-            else "synchronous replication, or wait_replicas on Redis, survives a failover",
+            "warning" if late or not kept else "ok",
+            f"replica {replica.name or '(no name)'}: {how}, {replica.lag_s:.1f} s, {replica.behind_bytes:,} bytes",
+            "" if kept else "synchronous replication, or wait_replicas on Redis, survives a failover",
         )
     for name in facts.missing_indexes:
         yield Finding("indexes", "error", f"the index {name} is missing", "semel migrate --sql prints it")
@@ -238,17 +239,22 @@ def _pages_of(store: Store, state: State) -> Iterator[list[Record]]:
 
 
 class _Sample:
-    """A count, and the first keys."""
+    """A count, and the first records."""
 
     def __init__(self) -> None:
         self.number = 0
-        self.keys: list[str] = []
+        self.ids: list[Id] = []
+
+    @property
+    def keys(self) -> str:
+        """The keys of the first records, as text."""
+        return ", ".join(key for _, _, key in self.ids)
 
     def add(self, record: Record) -> None:
         """Count one."""
         self.number += 1
-        if len(self.keys) < NAMED:
-            self.keys.append(record.key)
+        if len(self.ids) < NAMED:
+            self.ids.append(record.id)
 
 
 def _claims(store: Store) -> Iterator[Finding]:
@@ -280,10 +286,8 @@ def _claims(store: Store) -> Iterator[Finding]:
         ),
     ):
         if found.number:
-            names = ", ".join(found.keys)
-            yield Finding(
-                "claims", "warning", f"{plural(found.number, f'claim {one}', f'claims {many}')}: {names}", fix
-            )
+            what = f"{plural(found.number, f'claim {one}', f'claims {many}')}: {found.keys}"
+            yield Finding("claims", "warning", what, fix, tuple(found.ids))
     if not stuck.number and not orphans.number:
         among = f" (of the first {looked:,}; there are more)" if looked >= LOOK_MAX else ""
         yield Finding(
@@ -303,8 +307,9 @@ def _unknown_records(store: Store) -> Iterator[Finding]:
         yield Finding(
             "unknown",
             "warning",
-            f"to be decided: {least}{found.number:,}, such as {', '.join(found.keys)}",
+            f"to be decided: {least}{found.number:,}, such as {found.keys}",
             "find out whether their effect happened, then: semel resolve KEY --fence N --done (or --absent)",
+            tuple(found.ids),
         )
 
 
@@ -318,4 +323,6 @@ def of_source(source: SourceFacts, took_s: float, lease_us: int) -> Iterator[Fin
         yield Finding("source", "ok", note)
     if source.waiting is not None:
         held = "" if source.in_hand is None else f", {plural(source.in_hand, 'is in hand', 'are in hand')}"
-        yield Finding("source", "ok", f"{plural(source.waiting, 'message waits', 'messages wait')}{held}")
+        later = f", {plural(source.delayed, 'waits', 'wait')} for another attempt" if source.delayed else ""
+        waits = plural(source.waiting, "message waits", "messages wait")
+        yield Finding("source", "ok", f"{waits}{held}{later}")

@@ -6,11 +6,13 @@ from msgspec import Struct
 
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import PolicyInvalid
+from semel.observe.advise import BYTES
 from semel.observe.guarantees import GuaranteeCell, Sink, Weakness, cells, holds_at_least
 from semel.observe.probes import SourceProbe, of_circumstances
 from semel.policy import OnUnavailable, check_fits
 from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode
+from semel.windows import is_endless
 
 __all__ = ["Explanation", "explain", "of_store"]
 
@@ -38,6 +40,16 @@ _PROBED: dict[str, str] = {
     " probe tells the truth; where it cannot tell, the event runs again.",
     "quarantine": " First the probe asks the called system; a person decides only where it cannot tell.",
 }
+
+_PARTITIONS: dict[str, str] = {
+    "lease": " Declare ids='uuid7' (or ulid, ksuid, snowflake) where ids contain their time, and purging drops whole"
+    " partitions instead of rows.",
+    "inbox": " Declare ids='uuid7' (or ulid, ksuid, snowflake) where ids contain their time, and purging drops whole"
+    " partitions instead of rows; ids too old to be looked up are then late, never run.",
+    "mark": " Declare ids='opaque', or 'uuid7' and the like where ids contain their time, and marks are in partitions"
+    " by their arrival: purging drops whole partitions instead of rows.",
+}
+"""How partitions are switched on, where the store has them."""
 
 _DAY_US = 86400 * 10**6
 
@@ -93,17 +105,21 @@ def explain(
         raise PolicyInvalid(
             f"{store.name} cannot hold an inbox: your transactions cannot write to it; use sqlite: or postgresql:"
         )
+    store.capabilities.check_window(window_us, store.name)
     check_fits(mode, probe=probe, on_unavailable=on_unavailable)
     probe = probe and mode in _PROBED
     return Explanation(
         mode=mode,
         store=store.name,
         sink=sink,
-        how=_HOW[mode] + (_PROBED[mode] if probe else "") + (_KEYS if mode in _GUARDING else ""),
+        how=_HOW[mode]
+        + (_PROBED[mode] if probe else "")
+        + (_KEYS if mode in _GUARDING else "")
+        + (_PARTITIONS.get(mode, "") if store.name.startswith("postgresql:") else ""),
         windows=cells(mode, sink, probe=probe),
         probe=probe,
         on_unavailable=on_unavailable,
-        horizon_known=around.horizon_known or mode == "observe",
+        horizon_known=around.horizon_known or mode == "observe" or is_endless(window_us),
         weaknesses=(
             *_of_policy(mode, probe=probe, on_unavailable=on_unavailable),
             *_weaknesses(store, mode, window_us, lease_us, around),
@@ -185,6 +201,17 @@ def of_store(store: Store | AsyncStore) -> list[Weakness]:
     return found
 
 
+def _cost_of_forever(store: Store | AsyncStore) -> Weakness:
+    """Say what a window without end takes. It breaks nothing: no source sends again after it."""
+    behind: Store | AsyncStore = getattr(store, "truth", store)
+    bytes_each = BYTES.get(behind.name.partition(":")[0])
+    size = f", about {bytes_each} bytes each without its value and readable key" if bytes_each else ""
+    return Weakness(
+        f"The window is forever: every finished key stays until somebody forgets it{size}. No purge makes room: `semel"
+        " advise --rate` shows how the store grows."
+    )
+
+
 _CLAIMING: frozenset[str] = frozenset(("lease", "transaction"))
 """The modes whose claims may be answered before they are on disk. Those of quarantine are always waited for."""
 _FORGETTING = (
@@ -213,6 +240,8 @@ def _weaknesses(
                 " the key forgotten, and runs."
             )
         )
+    if is_endless(window_us):
+        found.append(_cost_of_forever(store))
     if not powers.shared:
         found.append(
             Weakness("Other processes do not see its records: each of them runs the event.", breaks=True)

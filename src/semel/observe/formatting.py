@@ -12,7 +12,7 @@ from semel.errors import RecordCorrupt
 from semel.observe.packed_limits import check_packed
 from semel.runtime.audit import is_damaged
 from semel.types import FOREVER, AttemptError, Record
-from semel.windows import exact_text
+from semel.windows import exact_text, is_endless
 
 __all__ = [
     "SCREEN_HEADERS",
@@ -36,7 +36,7 @@ SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIR
 _PASSWORD = re.compile(r"(://[^\s/@:?#'\"]*:)(?:(?!://)[^\s'\"?#])*@")
 """Matches up to the last `@` before a query, because passwords may contain unescaped `@` and `/`."""
 _SECRET_OPTION = re.compile(
-    r"((?:[?&]|%26|%3F)[\w.-]*(?:password|passwd|pwd|secret|token|api_?key|apikey|signature|sig|credential)=)[^\s&#'\"]+",
+    r"((?:[?&]|%26|%3F)[\w.-]*(?:password|passwd|pwd|secret|token|(?:api|access|account|shared)_?key|signature|sig|credential)=)[^\s&#'\"]+",
     re.IGNORECASE,
 )
 """`%26` is the separator in a nested URL."""
@@ -148,7 +148,7 @@ def summary(record: Record, now: int) -> dict[str, Any]:
         "age_s": round((now - record.first_seen_us) / 1e6, 3) if record.first_seen_us else None,
         "settled_at": _instant(record.settled_at_us),
         "lease_until": _instant(record.lease_until_us) if record.state == "claimed" else None,
-        "expires_at": None if record.expires_at_us == FOREVER else _instant(record.expires_at_us),
+        "expires_at": _expiry(record, now),
         "last_error": last_error(record) or None,
     }
 
@@ -217,7 +217,7 @@ def row(record: Record, now: int) -> tuple[str, ...]:
         str(record.attempt),
         local_time(record.first_seen_us, "seconds") if record.first_seen_us else "-",
         duration_text(now - record.first_seen_us) if record.first_seen_us else "-",
-        "never" if record.expires_at_us == FOREVER else duration_text(record.expires_at_us - now),
+        _rest_text(record, now),
         record.tenant,
         last_error(record),
     )
@@ -252,12 +252,7 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         ("event time", "" if record.anchor_us is None else _moment(record.anchor_us, now)),
         ("settled", _moment(record.settled_at_us, now)),
         ("lease until", _moment(record.lease_until_us, now) if record.state == "claimed" else ""),
-        (
-            "expires",
-            "never: it stays until it is resolved"
-            if record.expires_at_us == FOREVER
-            else _moment(record.expires_at_us, now),
-        ),
+        ("expires", _expiry_text(record, now)),
         ("fingerprint", record.fingerprint.hex() if record.fingerprint else ""),
     ]
     if record.state == "failed":
@@ -271,6 +266,28 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         shown.append(("journal", value_text(record.journal)))
     shown += [(f"meta {name}", str(value)) for name, value in (_meta(record.meta) or {}).items()]
     return [(name, text) for name, text in shown if text]
+
+
+def _expiry(record: Record, now: int) -> str | None:
+    """When it expires: an instant, `forever`, or `None` if only a decision ends it."""
+    if record.expires_at_us == FOREVER:
+        return None
+    return "forever" if is_endless(record.expires_at_us - now) else _instant(record.expires_at_us)
+
+
+def _rest_text(record: Record, now: int) -> str:
+    if record.expires_at_us == FOREVER:
+        return "never"
+    left_us = record.expires_at_us - now
+    return "forever" if is_endless(left_us) else duration_text(left_us)
+
+
+def _expiry_text(record: Record, now: int) -> str:
+    if record.expires_at_us == FOREVER:
+        return "never: it stays until it is resolved"
+    if is_endless(record.expires_at_us - now):
+        return "forever: it stays until somebody forgets it"
+    return _moment(record.expires_at_us, now)
 
 
 def _state(record: Record, now: int) -> str:

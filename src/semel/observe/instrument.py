@@ -403,6 +403,8 @@ def report_marked(
             hooks(events.Released(*who, first.error, event_type=event_type))
         elif isinstance(first, bool) and first:
             hooks(events.MarkedEvent(*who, event_type=event_type))
+        elif isinstance(first, Late):
+            hooks(events.LateArrivalEvent(*who, first.age_s, event_type=event_type))
         else:
             reason: Reason = "reuse" if isinstance(first, Mismatch) else "redelivery"
             hooks(events.Duplicate(*who, reason, _state(first), event_type=event_type))

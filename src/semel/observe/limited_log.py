@@ -1,11 +1,14 @@
 """Log at a limited rate: ten lines of a kind at once, then ten a minute; the rest is counted."""
 
 import logging
+import math
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-__all__ = ["BURST", "LimitedLog", "OutageLog", "RateLimit"]
+from semel.observe.log_format import about
+
+__all__ = ["BURST", "LimitFilter", "LimitedLog", "OutageLog", "RateLimit"]
 
 BURST = 10
 PER_S = 1 / 6
@@ -56,18 +59,58 @@ class LimitedLog(logging.LoggerAdapter[logging.Logger]):
             super().log(level, f"{msg}{more}", *args, **kwargs)
 
 
+KINDS_MAX = 100
+
+
+class LimitFilter(logging.Filter):
+    """The same for the logger of another library: the lines that strangers cause must not fill the disk."""
+
+    def __init__(self, steady_s: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._steady_s = steady_s
+        self._kinds: dict[object, RateLimit] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Pass the line on, or count it."""
+        if record.msg not in self._kinds:
+            if len(self._kinds) >= KINDS_MAX:
+                self._kinds.clear()
+            self._kinds[record.msg] = RateLimit(self._steady_s)
+        left_out = self._kinds[record.msg].take()
+        if left_out:
+            record.msg = f"{record.msg} ({left_out:,} more like it were not logged)"
+        return left_out is not None
+
+
 REMIND_S = 60.0
 
 
 class OutageLog:
-    """Logs the outages of one server."""
+    """Logs the outages of one server: a line at once, one a minute, and one when it answers again."""
 
-    def __init__(self, log: logging.Logger, name: str, steady_s: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        name: str,
+        steady_s: Callable[[], float] = monotonic,
+        *,
+        event: str = "source_outage",
+        then: str = "retrying until it answers",
+        grace_s: float = 0.0,
+    ) -> None:
+        """`event`: its name in JSON logs; `then`: what happens next, for the first line.
+
+        `grace_s`: for so long after an outage an error starts no new one: its call may be from before the answer.
+        """
         self._log = LimitedLog(log, steady_s)
         self._name = name
         self._steady_s = steady_s
+        self._event = event
+        self._then = then
+        self._grace_s = grace_s
         self._since: float | None = None
         self._reported_at = 0.0
+        self._ended_at = -math.inf
 
     @property
     def away(self) -> bool:
@@ -78,14 +121,22 @@ class OutageLog:
         """Report a call without an answer; logs the first one, and then one a minute."""
         now = self._steady_s()
         if self._since is None:
+            if now - self._ended_at < self._grace_s:
+                return
             self._since = self._reported_at = now
-            self._log.warning("%s cannot be reached: %s; retrying until it answers", self._name, error)
+            extra = about(self._event, error=str(error), next=self._then)
+            self._log.warning("%s cannot be reached: %s; %s", self._name, error, self._then, extra=extra)
         elif now - self._reported_at >= REMIND_S:
             self._reported_at = now
-            self._log.warning("%s has been unreachable for %.0f s: %s", self._name, now - self._since, error)
+            extra = about(self._event, error=str(error), next=self._then)
+            self._log.warning(
+                "%s has been unreachable for %.0f s: %s", self._name, now - self._since, error, extra=extra
+            )
 
     def end(self) -> None:
         """Report a call with an answer."""
         if self._since is not None:
-            away_s, self._since = self._steady_s() - self._since, None
-            self._log.warning("%s answers again after %.1f s", self._name, away_s)
+            self._ended_at = self._steady_s()
+            away_s, self._since = self._ended_at - self._since, None
+            extra = about(f"{self._event}_end", next="work goes on")
+            self._log.warning("%s answers again after %.1f s", self._name, away_s, extra=extra)

@@ -9,6 +9,11 @@ import msgspec
 __all__ = ["JsonFormatter", "about"]
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
+_UNSAFE = {
+    code: f"\\u{code:04x}"
+    for code in (*range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Characters that JSON allows in strings, but that steer a terminal, break a line or reverse text: as JSON escapes."""
 
 
 def about(event: str, **fields: Any) -> dict[str, Any]:
@@ -35,4 +40,4 @@ class JsonFormatter(logging.Formatter):
             error = record.exc_info[1]
             line.setdefault("error", f"{type(error).__name__}: {error}")
             line["traceback"] = self.formatException(record.exc_info)
-        return _encode(line).decode()
+        return _encode(line).decode().translate(_UNSAFE)

@@ -13,7 +13,7 @@ from semel.core.protocols import Store
 from semel.observe.guarantees import Weakness
 from semel.stores.tiered import TieredStore
 from semel.types import Mode, Unavailable
-from semel.windows import exact_text
+from semel.windows import exact_text, is_endless
 
 __all__ = [
     "Keys",
@@ -68,6 +68,8 @@ class SourceFacts(Struct, frozen=True, kw_only=True):
     """Facts that weaken nothing."""
     waiting: int | None = None
     in_hand: int | None = None
+    delayed: int = 0
+    """Messages that wait for their next attempt in a place of their own, neither waiting nor in hand."""
 
 
 class SourceProbe(Struct, frozen=True, kw_only=True):
@@ -82,8 +84,8 @@ class SourceProbe(Struct, frozen=True, kw_only=True):
 
     @property
     def horizon_known(self) -> bool:
-        """Whether the redelivery time is known."""
-        return any(source.horizon_s is not None for source in self.sources)
+        """Whether the redelivery time of every source is known."""
+        return bool(self.sources) and all(source.horizon_s is not None for source in self.sources)
 
 
 def of_circumstances(around: SourceProbe, mode: Mode, window_us: int, lease_us: int) -> Iterator[Weakness]:
@@ -122,7 +124,11 @@ def of_windows(around: SourceProbe, window_us: int) -> Iterator[Weakness]:
 
 def window_warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
     """Return the warnings of `semel consume` about one source and the window in force."""
-    if facts.horizon_s is None:
+    if not window_us:
+        return [
+            f"the window is off: a message that is done, and that {facts.name} delivers again, runs again"
+        ]
+    if facts.horizon_s is None and not is_endless(window_us):
         after = f"a duplicate that comes after the window of {exact_text(window_us)} runs again"
         return [f"how long {facts.name} may deliver a message again is unknown: {after}"]
     around = SourceProbe(sources=(facts,), consumer=consumer)
@@ -141,7 +147,7 @@ def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[W
         (source.horizon_s, source.horizon_name, f"{source.name} may send again"),
         (source.redrive_s, source.redrive_name, f"dead letters of {source.name} may be put back"),
     ):
-        if lasting_s is None or window_us >= lasting_s * 1e6:
+        if lasting_s is None or is_endless(window_us) or window_us >= lasting_s * 1e6:
             continue
         text = exact_text(window_us)
         if lasting_s == inf:
@@ -149,7 +155,8 @@ def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[W
                 f"The window of {text} ends, but {who} for ever ({name} has no end): what was done and not acknowledged"
                 " when everything stopped, and comes after the window, runs again.",
                 breaks=True,
-                fix="a window longer than your longest outage, whose length `semel explain --redelivers-for` is told",
+                fix="--window forever, or a window longer than your longest outage, whose length `semel explain"
+                " --redelivers-for` is told",
             )
         else:
             longer = exact_text(_longer_us(lasting_s))
@@ -241,6 +248,8 @@ class Replica(Struct, frozen=True):
     synchronous: bool
     lag_s: float
     behind_bytes: int
+    awaited: bool = False
+    """It follows behind, but the store waits for replicas after each settle (`wait_replicas`)."""
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
@@ -339,13 +348,17 @@ def _redis(store: Any) -> StoreFacts:
     return StoreFacts(
         version=version_text(told[0]),
         ahead_us=max((int(each["time_us"]) - middle_us for each in told), key=abs),
-        replicas=tuple(replica for each in told for replica in _redis_replicas(each)),
+        replicas=tuple(
+            replica
+            for each in told
+            for replica in _redis_replicas(each, awaited=store.core.options.replicas_awaited > 0)
+        ),
         memory_ratio=max(ratios, default=None),
         evicted=sum(int(each.get("evicted_keys", "0")) for each in told),
     )
 
 
-def _redis_replicas(told: dict[str, str]) -> Iterator[Replica]:
+def _redis_replicas(told: dict[str, str], *, awaited: bool) -> Iterator[Replica]:
     """Parse the replicas of one master, from lines such as `slave0:ip=...,offset=...,lag=1`."""
     written = int(told.get("master_repl_offset", "0"))
     for number in range(int(told.get("connected_slaves", "0"))):
@@ -356,6 +369,7 @@ def _redis_replicas(told: dict[str, str]) -> Iterator[Replica]:
             synchronous=False,
             lag_s=float(fields.get("lag", "0")),
             behind_bytes=max(0, behind),
+            awaited=awaited,
         )
 
 
@@ -369,8 +383,15 @@ def keys_of(store: Store, tenant: str, consumer: str) -> Keys:
 
 
 def weaknesses(store: Store) -> list[Weakness]:
-    """Return the weaknesses that only live servers show: replicas and their lag."""
-    return [_of_replica(replica) for replica in probe(store).replicas if not replica.synchronous]
+    """Return the weaknesses that only live servers show: replicas and their lag.
+
+    What is left of them where settles wait for replicas, the store says itself.
+    """
+    return [
+        _of_replica(replica)
+        for replica in probe(store).replicas
+        if not (replica.synchronous or replica.awaited)
+    ]
 
 
 def _of_replica(replica: Replica) -> Weakness:

@@ -1,13 +1,14 @@
 """Report hook events as Prometheus metrics. Needs the extra `prometheus`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
 
 from msgspec import Struct
 
+from semel.core.error_info import error_label
 from semel.errors import UsageError
 from semel.observe import events
 from semel.runtime.extras import install_command
@@ -69,7 +70,9 @@ METRICS: dict[str, Metric] = {
         Counter, (*_WHO, "reason"), "Messages that were given up and written to the dead letters, by reason."
     ),
     "dead_letters_stuck_total": Metric(
-        Counter, ("consumer",), "Dead letters that could not be written; their messages stay at the broker."
+        Counter,
+        ("consumer",),
+        "Failed tries to write a dead letter; its message stays at the broker.",
     ),
     "fingerprint_mismatch_total": Metric(Counter, _WHO, "Keys that came again with another payload."),
     "claims_lost_total": Metric(Counter, _WHO, "Claims that another attempt took over."),
@@ -96,6 +99,16 @@ METRICS: dict[str, Metric] = {
     "outbox_pending": Metric(Gauge, (), "Messages that wait to be published."),
     "outbox_oldest_age_seconds": Metric(Gauge, (), "Age of the oldest of them."),
     "outbox_published_total": Metric(Counter, (), "Messages that a relay of this process published."),
+    "dedup_records_total": Metric(
+        Counter, ("consumer", "result"), "Records that `semel dedup` committed, by what became of them."
+    ),
+    "dedup_lag_records": Metric(
+        Gauge, ("consumer",), "Records of this instance's partitions that are not read yet."
+    ),
+    "dedup_restore_left": Metric(
+        Gauge, ("consumer",), "Offsets of the marks topic that are to be read before its partitions go on."
+    ),
+    "dedup_index_bytes": Metric(Gauge, ("consumer",), "Disk that the local index of marks takes."),
     "purge_deleted_total": Metric(Counter, (), "Expired records that were removed."),
     "purge_lag_seconds": Metric(
         Gauge, (), "How long the oldest expired record has been waiting to be removed."
@@ -135,6 +148,7 @@ class PrometheusHook:
         self._held: dict[tuple[str, bytes], float] = {}
         """When each claim in flight was granted, by consumer and owner."""
         self._windows: dict[str, float] = {}
+        self._dedup_counts: dict[tuple[str, str], int] = {}
         self._types: set[tuple[str, str]] = set()
         """Pairs of a consumer and an event type that have series of their own."""
         self._series: dict[tuple[str, ...], Any] = {}
@@ -200,6 +214,18 @@ class PrometheusHook:
     def note_published(self, step: Any) -> None:
         """Count one step of a relay: `Relay(..., on_step=hook.note_published)`."""
         self._at("outbox_published_total").inc(step.published)
+
+    def note_dedup(
+        self, consumer: str, results: Mapping[str, int], lag: int, restore_left: int, size: int
+    ) -> None:
+        """Set the figures of a deduplication; `results` are its counts since its start."""
+        for result, count in results.items():
+            before = self._dedup_counts.get((consumer, result), 0)
+            self._at("dedup_records_total", consumer, result).inc(count - before)
+            self._dedup_counts[consumer, result] = count
+        self._at("dedup_lag_records", consumer).set(lag)
+        self._at("dedup_restore_left", consumer).set(restore_left)
+        self._at("dedup_index_bytes", consumer).set(size)
 
     # --- events ---
 
@@ -289,8 +315,7 @@ class PrometheusHook:
     def _on_ended(self, event: events.FailedEvent | events.Released) -> None:
         self._let_go(event)
         if event.error:
-            error = event.error if isinstance(event.error, str) else type(event.error).__name__
-            self._who("events_failed_total", event, error).inc()
+            self._who("events_failed_total", event, error_label(event.error)).inc()
 
     def _on_lost(self, event: events.LostEvent) -> None:
         self._let_go(event)

@@ -18,6 +18,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.errors import SemelError, StoreUnavailable, UsageError
 from semel.observe.counters import CounterHook, MinuteCounts
 from semel.observe.events import HookEvent
+from semel.observe.formatting import redact
 from semel.observe.workers import BEAT_S, Heartbeat
 from semel.runtime.generators import drive
 from semel.runtime.jitter import jitter
@@ -31,6 +32,9 @@ TENANT = CONSUMER = "semel.rollups"
 """The tenant of the records: a separate one, so that they do not count in users' statistics."""
 KEPT_S = 7 * 86400
 KEPT_US = (KEPT_S + 3600) * 10**6
+URLS_MAX = 8
+URL_CHARACTERS_MAX = 500
+"""The most sources in a heartbeat, and the longest: a record's metadata is small."""
 INTERVAL_S = 60.0
 LEASE_US = 5 * 60 * 10**6
 """Longer than a few flushes. After it another process takes over the record of one that died."""
@@ -199,12 +203,18 @@ class RollupHook:
 
     For workers that use the store directly: `semel.open(url, ..., hooks=[RollupHook(url)])`; the dashboard of any
     `semel serve` on that store then shows their traffic. `close()` writes the rest, and closes a store that was given
-    as a URL or is `owned`. While the store cannot be reached, the counts of the last day are kept in memory; older ones
-    are lost.
+    as a URL or is `owned`. `sources`: the URLs from which this process consumes; its heartbeats name them without
+    passwords, and the dashboard can then find their dead letters. While the store cannot be reached, the counts of
+    the last day are kept in memory; older ones are lost.
     """
 
     def __init__(
-        self, store: str | Store | AsyncStore, *, interval_s: float = INTERVAL_S, owned: bool = False
+        self,
+        store: str | Store | AsyncStore,
+        *,
+        interval_s: float = INTERVAL_S,
+        owned: bool = False,
+        sources: Sequence[str] = (),
     ) -> None:
         found = store_for(store) if isinstance(store, str) else store
         if not isinstance(found, Store):
@@ -215,6 +225,7 @@ class RollupHook:
         self._owned = owned or isinstance(store, str)
         self._interval_s = interval_s
         self.tally: CounterHook = CounterHook()
+        self.name_sources(sources)
         self.after_fork()
         restart_after_fork(self)
 
@@ -226,6 +237,11 @@ class RollupHook:
         self._over = Event()
         self._lock = Lock()
         self._thread: Thread | None = None
+
+    def name_sources(self, urls: Sequence[str]) -> None:
+        """Name the sources in the heartbeats, without passwords."""
+        names = [redact(url) for url in urls]
+        self.tally.source_urls = tuple(name for name in names[:URLS_MAX] if len(name) <= URL_CHARACTERS_MAX)
 
     def __call__(self, happening: HookEvent) -> None:
         """Count it."""

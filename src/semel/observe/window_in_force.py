@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from semel.types import Record
-from semel.windows import exact_text
+from semel.windows import FOREVER_US, exact_text, is_endless
 
 __all__ = ["SAMPLE", "WindowInForce", "window_in_force"]
 
@@ -24,7 +24,7 @@ class WindowInForce(Struct, frozen=True):
     """How long a consumer's finished keys are remembered, and the origin of that value."""
 
     us: int
-    origin: Literal["stored", "seen", "assumed"]
+    origin: Literal["stored", "seen", "assumed", "unread"]
 
     @property
     def text(self) -> str:
@@ -33,6 +33,7 @@ class WindowInForce(Struct, frozen=True):
             "stored": "",
             "seen": ", as the client says",
             "assumed": " unless the client says otherwise: no record shows it yet",
+            "unread": " unless the client says otherwise: its records are being looked for",
         }
         return exact_text(self.us) + told[self.origin]
 
@@ -60,7 +61,8 @@ def window_in_force(
     if not telling:
         return WindowInForce(assumed_us, "assumed")
     latest = max(telling, key=lambda each: each.settled_at_us)
-    return WindowInForce(_round(latest.expires_at_us - latest.settled_at_us), "seen")
+    seen_us = _round(latest.expires_at_us - latest.settled_at_us)
+    return WindowInForce(FOREVER_US if is_endless(seen_us) else seen_us, "seen")
 
 
 def _round(us: int) -> int:

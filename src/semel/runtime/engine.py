@@ -15,6 +15,7 @@ from semel.errors import (
     EventLoopBlocked,
     IdsMismatch,
     ModeMismatch,
+    SemelError,
     StoreClosed,
     StoreError,
     StoreMoved,
@@ -61,6 +62,8 @@ class Runtime:
         self._admitted: set[tuple[str, str, str, str]] = set()
         self._twin: Runtime | None = None
         self._opened = False
+        self._open_error: StoreUnavailable | None = None
+        self._open_failures = 0
         self._closed = False
         self._read = False
         self.after_fork()
@@ -71,6 +74,8 @@ class Runtime:
         self._lock = Lock()
         self._reading = Lock()
         """Held while the settings are read in the background."""
+        self._connecting = Lock()
+        """Held while the store is opened in the background."""
         self._loop_states: dict[asyncio.AbstractEventLoop, LoopState] = {}
 
     def twin(self) -> "Runtime":
@@ -125,31 +130,45 @@ class Runtime:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
         if (tenant, consumer, mode, ids) in self._admitted:
             return
-        assert isinstance(self.store, Store)
-        with self._lock:
-            if not self._opened:
-                self.store.open()
-                self._opened = True
+        self._open(mode)
         if self._only_reads(mode):
-            self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
+            self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer, ids)
             return
         self._hold(self.channel.send((Admit(tenant, consumer, mode, ids),))[0], consumer, mode)
         self._note(self.channel.send((ReadSettings(),))[0], needed=(tenant, consumer))
-        self._hold_ids(tenant, consumer, ids)
+        self._hold_ids(self._ids.get((tenant, consumer), ""), consumer, ids)
         self._admitted.add((tenant, consumer, mode, ids))
+
+    def _open(self, mode: Mode) -> None:
+        """Open the store. The first caller opens; the others wait for it, and share its error."""
+        assert isinstance(self.store, Store)
+        failures = self._open_failures
+        with self._lock:
+            if self._opened:
+                return
+            if self._open_error is not None and failures != self._open_failures:  # it failed during the wait
+                raise self._open_error
+            try:
+                self.store.open()
+            except StoreUnavailable as error:
+                self._open_error = _first_use_error(error, mode)
+                self._open_failures += 1
+                raise self._open_error from error.__cause__
+            self._opened, self._open_error = True, None
 
     def _only_reads(self, mode: Mode) -> bool:
         """Whether writing the mode now could wait for the caller's own transaction, which may hold the store's lock."""
         return mode == "inbox" and self.store.capabilities.single_writer
 
-    def _expect(self, settings: StoreSettings | Unavailable, tenant: str, consumer: str) -> None:
-        """Check a recorded mode without writing: the first mark writes it, in the caller's transaction."""
+    def _expect(self, settings: StoreSettings | Unavailable, tenant: str, consumer: str, ids: str) -> None:
+        """Check recorded mode and ids without writing: the first mark writes them, in the caller's transaction."""
         if isinstance(settings, Unavailable):
             self._hold(settings, consumer, "inbox")
         elif (tenant, consumer) in settings.modes:
             check_moves(settings.windows, [(tenant, consumer)])
             self._hold(settings.modes[tenant, consumer], consumer, "inbox")
-            self._admitted.add((tenant, consumer, "inbox", ""))
+            self._hold_ids(settings.ids.get((tenant, consumer), ""), consumer, ids)
+            self._admitted.add((tenant, consumer, "inbox", ids))
 
     async def aconnect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
         """Do the same, awaited."""
@@ -175,23 +194,57 @@ class Runtime:
 
     async def _aopen(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
         if not self._opened:
-            if not isinstance(self.store, Store):
-                await self.store.aopen()
-            elif self.store.capabilities.instant:
-                self.store.open()
-            else:  # it may wait for a lock or a disk, and the loop must not
-                await _in_thread(self.store.open, "semel-opener")
+            try:
+                if not isinstance(self.store, Store):
+                    await self.store.aopen()
+                elif self.store.capabilities.instant:
+                    self.store.open()
+                else:  # it may wait for a lock or a disk, and the loop must not
+                    await _in_thread(self.store.open, "semel-opener")
+            except StoreUnavailable as error:
+                raise _first_use_error(error, mode) from error.__cause__
             self._opened = True
         if self._only_reads(mode):
-            self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
+            self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer, ids)
             return
         self._hold((await self.channel.asend((Admit(tenant, consumer, mode, ids),)))[0], consumer, mode)
         self._note((await self.channel.asend((ReadSettings(),)))[0], needed=(tenant, consumer))
-        self._hold_ids(tenant, consumer, ids)
+        self._hold_ids(self._ids.get((tenant, consumer), ""), consumer, ids)
         self._admitted.add((tenant, consumer, mode, ids))
+
+    def connect_behind(self, tenant: str, consumer: str, mode: Mode, ids: str) -> bool:
+        """Return whether `connect` was done; else do it in the background, for callers that may hold every connection.
+
+        Errors are left to the callers: they use the database too, and one of them will connect.
+        """
+        if self._closed or (tenant, consumer, mode, ids) in self._admitted:
+            return True
+        if not self._connecting.locked():
+            given = (tenant, consumer, mode, ids)
+            Thread(target=self._connect_now, args=given, name="semel-opener", daemon=True).start()
+        return False
+
+    def _connect_now(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
+        with self._connecting, suppress(SemelError):
+            self.connect(tenant, consumer, mode, ids)
+
+    def aconnect_behind(self, tenant: str, consumer: str, mode: Mode, ids: str) -> bool:
+        """Do the same, in a task of the running loop."""
+        if self._closed or (tenant, consumer, mode, ids) in self._admitted:
+            return True
+        state = self._loop_state()
+        if state.connecting is None or state.connecting.done():
+            state.connecting = asyncio.create_task(self._aconnect_now(tenant, consumer, mode, ids))
+        return False
+
+    async def _aconnect_now(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
+        with suppress(SemelError):
+            await self.aconnect(tenant, consumer, mode, ids)
 
     def _hold(self, recorded: Any, consumer: str, mode: Mode) -> None:
         if isinstance(recorded, Unavailable):
+            if isinstance(recorded.error, StoreMoved):  # a service refuses the consumer
+                raise recorded.error
             raise StoreUnavailable(f"{self.store.name} gave no answer") from recorded.error
         if recorded != mode:
             raise ModeMismatch(
@@ -199,8 +252,7 @@ class Runtime:
                 f" or change it with: semel consumer set-mode {consumer} {mode}"
             )
 
-    def _hold_ids(self, tenant: str, consumer: str, ids: str) -> None:
-        recorded = self._ids.get((tenant, consumer), "")
+    def _hold_ids(self, recorded: str, consumer: str, ids: str) -> None:
         if recorded != ids:
             raise IdsMismatch(
                 f"consumer {consumer!r} is recorded with ids={recorded or None!r}, not {ids or None!r}; its records are"
@@ -262,10 +314,10 @@ class Runtime:
 
     def _note(self, settings: StoreSettings | Unavailable, *, needed: tuple[str, str] | None = None) -> None:
         if isinstance(settings, StoreSettings):
-            self._refuse_moved(settings, needed)
             self.windows = settings.windows
             self.live_us = settings.live_us
             self._ids = settings.ids
+            self._refuse_moved(settings, needed)
         elif needed:
             raise StoreUnavailable(f"{self.store.name} gave no answer") from settings.error
         with self._lock:
@@ -330,8 +382,9 @@ class Runtime:
             states = list(self._loop_states.values())
         for state in states:
             state.keeper.close()
-            if state.reading is not None:
-                state.reading.cancel()
+            for task in (state.reading, state.connecting):
+                if task is not None:
+                    task.cancel()
         self.watches.close()
         return True
 
@@ -345,6 +398,8 @@ class LoopState:
         """Done when the caller that opens the store has finished."""
         self.reading: asyncio.Task[None] | None = None
         """Reads the settings in the background."""
+        self.connecting: asyncio.Task[None] | None = None
+        """Opens the store in the background."""
 
 
 def _callers_level() -> int:
@@ -386,3 +441,14 @@ async def _in_thread(function: Callable[[], None], name: str) -> None:
     thread.start()
     await ended
     thread.join()  # it has nothing left to do
+
+
+def _first_use_error(error: StoreUnavailable, mode: Mode) -> StoreUnavailable:
+    """Return the error of a failed first use; in mode inbox the callers themselves may hold every connection."""
+    if mode != "inbox" or type(error) is not StoreUnavailable:
+        return error
+    hint = (
+        "; if your transactions hold every connection of a pooler, connect before the first of them:"
+        " `with semel.open(...) as client:`"
+    )
+    return StoreUnavailable(f"{error}{hint}")

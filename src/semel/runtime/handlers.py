@@ -12,7 +12,7 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 from weakref import WeakKeyDictionary
 
-from semel.errors import UsageError
+from semel.errors import PolicyInvalid, UsageError
 from semel.runtime.process import inspect
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ __all__ = [
     "UNFINISHED",
     "awaitable",
     "blocking",
+    "check_takes_event",
     "code_of",
     "handler_name",
+    "innermost",
     "label_of",
     "operation_name",
     "parameter_type",
@@ -111,11 +113,12 @@ def _refuse_generators(fn: Callable[..., Any]) -> None:
 
 
 def _is_coroutine_function(fn: Callable[..., Any]) -> bool:
-    inner = _innermost(fn)
+    inner = innermost(fn)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
-def _innermost(fn: Any) -> Any:
+def innermost(fn: Any) -> Any:
+    """Return the callable inside partials; any other as it is."""
     while isinstance(fn, partial):
         fn = fn.func
     return fn
@@ -123,7 +126,7 @@ def _innermost(fn: Any) -> Any:
 
 def code_of(fn: Any) -> Any:
     """Return the code object that a call of `fn` runs, or `None` if it is not written in Python."""
-    fn = _innermost(fn)
+    fn = innermost(fn)
     if not isinstance(fn, FunctionType | MethodType):
         fn = type(fn).__call__
     return getattr(getattr(fn, "__func__", fn), "__code__", None)
@@ -131,7 +134,7 @@ def code_of(fn: Any) -> Any:
 
 def label_of(fn: Any) -> str:
     """Return the name of a handler for messages."""
-    return getattr(_innermost(fn), "__qualname__", None) or repr(fn)
+    return getattr(innermost(fn), "__qualname__", None) or repr(fn)
 
 
 _names: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
@@ -221,33 +224,45 @@ def signature_of(fn: Callable[..., Any]) -> "Signature":
     return inspect.signature(fn)
 
 
+def check_takes_event(handler: Callable[..., Any], name: str) -> None:
+    """Check that a handler of events takes one argument. Raises `PolicyInvalid` with the fix."""
+    try:
+        signature_of(handler).bind("event")
+    except TypeError as error:
+        raise PolicyInvalid(
+            f"{name} cannot be a handler: {error}; it is given the event alone: write handler(event)"
+        ) from None
+    except ValueError:  # some functions written in C do not tell
+        return
+
+
 def return_type(fn: Any) -> Any:
     """Return the type in a function's return annotation, or `None`."""
     try:
         returns = fn.__annotations__.get("return")
     except Exception:  # noqa: BLE001 - not a function, or Python 3.14 evaluates them now and one fails
         returns = _evaluate(fn, "return")
-    if isinstance(returns, str):
+    if returns is not None and not isinstance(returns, type):  # text, or text inside: list["Order"]
         returns = _evaluate_once(fn, returns)
     return None if returns is Any else returns  # Any names nothing that an object could come back as
 
 
-_evaluated: "WeakKeyDictionary[Any, tuple[str, Any]]" = WeakKeyDictionary()
-"""The return annotations that are text, and the types that they name, by function."""
+_evaluated: "WeakKeyDictionary[Any, tuple[Any, Any]]" = WeakKeyDictionary()
+"""The return annotations that are text or have text inside, and the types that they name, by function."""
 
 
-def _evaluate_once(fn: Any, text: str) -> Any:
-    """Return the type of a return annotation that is text. It is cached: evaluating it takes as long as a claim."""
+def _evaluate_once(fn: Any, written: Any) -> Any:
+    """Return the type of a return annotation with text. It is cached: evaluating it takes as long as a claim."""
     function = getattr(fn, "__func__", fn)  # of a method, which is a new object each time
     try:
         known = _evaluated.get(function)
     except TypeError:  # neither hashed nor referred to: an object of a class of its own
         return _evaluate(fn, "return")
-    if known is not None and known[0] == text:
+    if known is not None and known[0] == written:
         return known[1]
     found = _evaluate(fn, "return")
     if found is not None:  # what it names may be defined later
-        _evaluated[function] = (text, found)
+        _evaluated[function] = (written, found)
     return found
 
 

@@ -342,10 +342,12 @@ async def adrive_many(
     concurrency: int,
     on_outcome: Callable[[int, Any], object] | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
+    on_retry: Callable[[], object] = lambda: None,
 ) -> Outcomes:
     """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early.
 
     `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
+    `on_retry`: called before each retry of items that the store has not answered.
     """
     rounds = FlowScheduler(flows, executor, on_outcome)
     landed = asyncio.Event()
@@ -375,6 +377,7 @@ async def adrive_many(
             raise rounds.interrupt
         delay_s, patient = rounds.pauses()
         if patient:
+            on_retry()
             await asyncio.sleep(delay_s)
         for at, again in patient:
             rounds.advance(at, again)

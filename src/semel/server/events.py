@@ -8,7 +8,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,11 +20,12 @@ from semel.brokers.routes import in_loop
 from semel.client.client_async import AsyncSemel
 from semel.client.items import ItemBuilder
 from semel.codec import encode
-from semel.core.commands import Claim, Forget, Granted, Scan, Settle
+from semel.core.commands import Claim, Forget, Granted, Page, ReadSettings, Scan, Settle, StoreSettings
 from semel.core.relay_flow import OutboxRow, Published
 from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
 from semel.ingest.event_table import ROWS_MAX, EventTable, columns_of
-from semel.ingest.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits, Receipt, receipt_for
+from semel.ingest.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits
+from semel.ingest.receipts import Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
 from semel.observe.explain import of_store
@@ -30,6 +33,7 @@ from semel.observe.limited_log import LimitedLog
 from semel.outbox.sinks import Sink, sink_for
 from semel.policy import Policy
 from semel.runtime.error_settings import read_error_settings
+from semel.runtime.handlers import check_takes_event
 from semel.runtime.process import load_object, new_owner
 from semel.runtime.tasks import end_tasks
 from semel.server.auth import Caller
@@ -53,7 +57,7 @@ HOLD_S = 5.0
 ORPHANS_MAX = 100
 """Orphans per page, of all tenants."""
 PAGES_MAX = 50
-"""Pages of orphans per sweep; the next sweep continues after the last page, so that all get their turn."""
+"""Pages of orphans per sweep, and tenants that are asked for alone; the next sweep continues after the last."""
 TENANTS_MAX = 10_000
 """The most intakes that are kept; idle ones are dropped first."""
 DEFAULT_KEY = "id"
@@ -104,6 +108,7 @@ class Events:
         self._opening = asyncio.Lock()
         self._sweeper: asyncio.Task[None] | None = None
         self._orphans_cursor: str | None = None
+        self._last_tenant = ""
 
     async def open(self) -> None:
         """Connect the sink and start to look for orphans. Raises `PolicyInvalid` for a store that is not durable."""
@@ -194,6 +199,8 @@ class Events:
         return isinstance(forgotten, Forgotten) and isinstance(granted, Granted)
 
     async def _receipts(self, tenant: str, events: Sequence[Event]) -> list[Receipt]:
+        await self._service.moves.refresh()
+        self._service.moves.check_sender(tenant, self._service.settings.events_consumer)
         if self._handler is None:
             return await self._keep(tenant, events)
         intake = await self._intake(tenant)
@@ -238,7 +245,13 @@ class Events:
                     sweep_s=inf,
                     drain_s=settings.drain_s,
                 )
-                made = Intake(self._client(tenant), self._handler, pace=pace, source="events")
+                made = Intake(
+                    self._client(tenant),
+                    self._handler,
+                    pace=pace,
+                    source="events",
+                    find_orphans=partial(self._orphans_of, tenant),
+                )
                 self._intakes[tenant] = await made.__aenter__()  # `close` waits for it
             return self._intakes[tenant]
 
@@ -249,6 +262,7 @@ class Events:
 
     async def _sweep_on(self) -> None:
         while True:
+            began = monotonic()
             try:
                 await self._sweep()
             except StoreError as error:
@@ -257,35 +271,58 @@ class Events:
             except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
                 self._orphans_cursor = None
                 _log.exception("the search for orphaned events failed")
-            await asyncio.sleep(self._sweep_s)
+            await asyncio.sleep(max(self._sweep_s, monotonic() - began))
 
     async def _sweep(self) -> None:
         """Run journaled events without an owner, of every tenant: each tenant has its own intake and handlers.
 
-        It reads several pages, so that many orphans of one tenant do not hide those of another.
+        More than a page may all be of one tenant: then each tenant is asked for alone, so that none waits for
+        another's. The pages go on after that, for tenants that are not known here, until the next sweep is due.
         """
-        for _ in range(PAGES_MAX):
-            scan = Scan(
-                consumer=self._service.settings.events_consumer,
-                orphaned=True,
-                cursor=self._orphans_cursor,
-                limit=ORPHANS_MAX,
-            )
-            (page,) = await self._service.runtime.channel.asend((scan,))
-            if isinstance(page, Unavailable):
+        until = monotonic() + self._sweep_s
+        for number in range(PAGES_MAX):
+            cursor = self._orphans_cursor
+            page = await self._find_orphans(Scan(cursor=cursor, limit=ORPHANS_MAX))
+            if page is None:
                 return
             orphans: dict[str, list[Record]] = {}
             for record in page.records:
                 orphans.setdefault(record.tenant, []).append(record)
             for tenant, records in orphans.items():
-                PAYER.set(
-                    Caller("recovery", tenant, "write")
-                )  # each pays for its own; they run in this context
-                await (await self._intake(tenant)).adopt(records)
-            PAYER.set(None)
+                await self._adopt(tenant, records)
             self._orphans_cursor = page.cursor
-            if page.cursor is None:
+            if page.cursor is None or (number and monotonic() >= until):
                 return
+            if not number:
+                await self._sweep_by_tenant()
+
+    async def _sweep_by_tenant(self) -> None:
+        """Run orphans of each tenant that has the consumer of events, a bounded number of tenants in turn."""
+        (settings,) = await self._service.send((ReadSettings(),))
+        if not isinstance(settings, StoreSettings):
+            return
+        consumer = self._service.settings.events_consumer
+        known = sorted(tenant for tenant, name in settings.modes if name == consumer)
+        later = [tenant for tenant in known if tenant > self._last_tenant]
+        for tenant in (later + known[: len(known) - len(later)])[:PAGES_MAX]:
+            self._last_tenant = tenant
+            await self._adopt(tenant, await self._orphans_of(tenant, ORPHANS_MAX))
+
+    async def _adopt(self, tenant: str, records: Sequence[Record]) -> None:
+        if records:
+            PAYER.set(Caller("recovery", tenant, "write"))  # each pays for its own; they run in this context
+            await (await self._intake(tenant)).adopt(records)
+            PAYER.set(None)
+
+    async def _orphans_of(self, tenant: str, most: int) -> Sequence[Record]:
+        page = await self._find_orphans(Scan(tenant, limit=most))
+        return () if page is None else page.records
+
+    async def _find_orphans(self, scan: Scan) -> Page | None:
+        """Return a page of orphans; `None` if the store does not answer. Tenants take turns in this lane."""
+        item = replace(scan, consumer=self._service.settings.events_consumer, orphaned=True)
+        page, _ = await self._service.recovery.ask(item.tenant or "", item)
+        return page if isinstance(page, Page) else None
 
     # --- handlers, sinks, tables ---
 
@@ -294,6 +331,7 @@ class Events:
         found = load_object(spec)
         if not callable(found):
             raise PolicyInvalid(f"{spec} is not a function, but {type(found).__name__}")
+        check_takes_event(found, spec)
         return in_loop(found, self._threads)
 
     async def _publish(self, event: Event) -> None:

@@ -79,9 +79,11 @@ class Growth:
         self._windows = Names("windows")
         self._fresh_until = 0.0
         self._steps: dict[tuple[Id, bytes], tuple[int, int]] = {}
+        self._pending: dict[tuple[Id, bytes], tuple[int, int]] = {}
+        """Steps that were checked and are not answered yet: a read of the record does not show them."""
 
     async def check(self, item: Item) -> None:
-        """Check an item. Raises `HttpProblem` if it would exceed a limit."""
+        """Check an item. Raises `HttpProblem` if it would exceed a limit; else `settle` must follow its answer."""
         match item:
             case Claim() if item.id[:2] not in self._consumers:
                 await self._check_user(item.id[:2], "quarantine" if item.quarantine else "lease")
@@ -97,6 +99,15 @@ class Growth:
                 await self._check_step(item)
             case _:
                 pass
+
+    def settle(self, item: Item) -> None:
+        """Note that a checked item was answered, or not sent."""
+        if isinstance(item, Renew) and item.step is not None:
+            place, (count, used) = _place_and_pending(item, self._pending)
+            if count > 1:
+                self._pending[place] = (count - 1, used - len(item.step[1] or b""))
+            else:
+                self._pending.pop(place, None)
 
     async def _check_user(self, name: tuple[str, str], mode: Mode) -> None:
         """Admit a consumer that a record names for the first time: only what is admitted can be counted."""
@@ -126,9 +137,9 @@ class Growth:
     async def _check_step(self, item: Renew) -> None:
         assert item.step is not None
         place, size = (item.id, item.owner), len(item.step[1] or b"")
-        count, used = self._steps.get(place) or await self._read_steps(item.id)
+        count, used = self._steps.get(place) or await self._read_steps(item)
         if self._exceeds(count, used + size):
-            count, used = await self._read_steps(item.id)  # a step that is sent again is kept once
+            count, used = await self._read_steps(item)  # a step that is sent again is kept once
             if self._exceeds(count, used + size):
                 raise HttpProblem(
                     413,
@@ -140,6 +151,8 @@ class Growth:
         self._steps[place] = (count + 1, used + size)
         if len(self._steps) > RECORDS_MAX:
             del self._steps[next(iter(self._steps))]
+        _, (count, used) = _place_and_pending(item, self._pending)
+        self._pending[place] = (count + 1, used + size)
 
     @property
     def _bytes_max(self) -> int:
@@ -148,11 +161,19 @@ class Growth:
     def _exceeds(self, count: int, size_bytes: int) -> bool:
         return count >= self._limits.steps_max or size_bytes > self._bytes_max
 
-    async def _read_steps(self, record_id: Id) -> tuple[int, int]:
-        (found,) = await self._send((Lookup(record_id),))
+    async def _read_steps(self, item: Renew) -> tuple[int, int]:
+        (found,) = await self._send((Lookup(item.id),))
+        _, (count, used) = _place_and_pending(item, self._pending)
         if not isinstance(found, Record):
-            return 0, 0
-        return len(found.steps), sum(len(value or b"") for _, value in found.steps)
+            return count, used
+        return count + len(found.steps), used + sum(len(value or b"") for _, value in found.steps)
+
+
+def _place_and_pending(
+    item: Renew, pending: dict[tuple[Id, bytes], tuple[int, int]]
+) -> tuple[tuple[Id, bytes], tuple[int, int]]:
+    place = (item.id, item.owner)
+    return place, pending.get(place, (0, 0))
 
 
 ClaimAccount: TypeAlias = tuple[Id, bytes, int | str]

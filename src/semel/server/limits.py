@@ -23,10 +23,11 @@ ENDS_SPARE = 64
 
 
 class Buckets:
-    """A token bucket per caller: `rate_per_s`, and twice that at once."""
+    """A token bucket per caller: `rate_per_s`, and `burst` at once, which is twice that if it is not given."""
 
-    def __init__(self, rate_per_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, rate_per_s: float, clock: Callable[[], float], burst: float = 0.0) -> None:
         self._rate_per_s = rate_per_s
+        self._most = burst or max(1.0, BURST * rate_per_s)
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}
 
@@ -51,9 +52,9 @@ class Buckets:
         return -left / self._rate_per_s if left < 0 else 0.0
 
     def _balance(self, caller: str) -> float:
-        now, most = self._clock(), max(1.0, BURST * self._rate_per_s)
-        left, since = self._left.pop(caller, (most, now))
-        left = min(most, left + (now - since) * self._rate_per_s)
+        now = self._clock()
+        left, since = self._left.pop(caller, (self._most, now))
+        left = min(self._most, left + (now - since) * self._rate_per_s)
         self._left[caller] = (left, now)
         if len(self._left) > CALLERS_MAX:
             del self._left[next(iter(self._left))]
@@ -132,13 +133,13 @@ class Costs:
             (self._items, "items"),
             (self._bytes, "bytes"),
             (self._store_s, "seconds of the store's time"),
-            (self._scan_s, "seconds of the store's time, by counts and scans"),
         ):
-            wait_s = bucket.wait_s(account)
-            if wait_s:
-                raise HttpProblem(
-                    429, "too-costly", f"too many {what}; wait, and send less", retry_after(wait_s)
-                )
+            _refuse_overspent(bucket, account, what)
+
+    def check_scan(self, caller: Caller) -> None:
+        """Raises `HttpProblem` while counts and scans of the caller's tenant have overspent. Its claims go on."""
+        what = "seconds of the store's time, by counts and scans"
+        _refuse_overspent(self._scan_s, account_of(caller), what)
 
     def charge(self, caller: Caller, *, items: int = 0, size_bytes: int = 0) -> None:
         """Charge the caller's tenant."""
@@ -167,6 +168,12 @@ class Costs:
         if payer is not None:
             self._store_s.charge(account_of(payer), took_s)
             self._scan_s.charge(account_of(payer), took_s)
+
+
+def _refuse_overspent(bucket: Buckets, account: str, what: str) -> None:
+    wait_s = bucket.wait_s(account)
+    if wait_s:
+        raise HttpProblem(429, "too-costly", f"too many {what}; wait, and send less", retry_after(wait_s))
 
 
 def account_of(caller: Caller) -> str:

@@ -18,7 +18,16 @@ from semel.server.settings import is_loopback
 __all__ = ["AuthMiddleware", "read_body", "too_long"]
 
 GUARDED = ("/v1/", "/metrics")
-FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+FORWARDED = (
+    "forwarded",
+    "via",
+    "x-forwarded",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
+"""How the names begin of headers that proxies add."""
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="semel"'}
 
 
@@ -141,7 +150,7 @@ def _keep_browsers_out(headers: Headers) -> None:
     A foreign name that resolves to this computer appears in `Host`, a foreign page in `Origin`. A local `Host` proves
     nothing, because a proxy on this computer sends one too: forwarded requests are refused.
     """
-    if any(name in headers for name in FORWARDED):
+    if any(name.startswith(FORWARDED) for name in headers):
         raise HttpProblem(
             403,
             "forbidden",

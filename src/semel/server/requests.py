@@ -181,7 +181,7 @@ class SettleReply(Struct, frozen=True, omit_defaults=True):
     already: bool = False
     recreated: bool = False
     kept: bool = True
-    """False: the value is too large to be stored; the key is done."""
+    """False: the value is too large to be stored, or the record was resolved first with another; the key is done."""
     lease_s: float | None = None
     retry_after_s: float | None = None
     """refused: when to send the same again, if it helps."""

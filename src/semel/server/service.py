@@ -18,6 +18,7 @@ from semel.server.auth import Caller, caller_for, permit
 from semel.server.growth import Growth, RenewalLimit
 from semel.server.limits import PAYER, ROUTE, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
 from semel.server.metrics import Metrics, Telling
+from semel.server.moved import MoveCheck
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
@@ -32,6 +33,9 @@ __all__ = ["Service"]
 TOKEN_LIVE_S = 5.0
 """How long a token is cached: a revoked one is refused after that."""
 TOKENS_MAX = 10_000
+LOG_INS_BURST = 20
+LOG_INS_PER_S = 1 / 30
+"""Log-ins of one token, at once and from then on: enough for a team that shares it, some megabytes of sessions."""
 CONSUMERS_MAX = 10_000
 FIRST_ITEMS, MORE_ITEMS = 64, 256
 """Items per batch: few at first, because their values may be large."""
@@ -67,6 +71,7 @@ class Service:
         """The error that prevented the start."""
         self._clock = clock
         self._buckets = Buckets(settings.limits.rate_per_s, clock)
+        self._log_ins = Buckets(LOG_INS_PER_S, clock, LOG_INS_BURST)
         self.costs: Costs = Costs(settings.limits, clock)
         self.runtime.channel.on_store_time = self.costs.charge_store
         self.slow: SlowLane = SlowLane(
@@ -75,7 +80,22 @@ class Service:
             told,
             settings.limits.answer_bytes_max,
         )
+        self.background: SlowLane = SlowLane(
+            self.runtime.instrumented,
+            settings.store if store is None else "",
+            told,
+            settings.limits.answer_bytes_max,
+        )
+        """For snapshots of the dashboard: a count of a large store takes seconds, and no page waits for it."""
+        self.recovery: SlowLane = SlowLane(
+            self.runtime.instrumented,
+            settings.store if store is None else "",
+            told,
+            settings.limits.answer_bytes_max,
+        )
+        """For the search for orphaned events: its cost grows with what tenants leave behind, and no claim waits."""
         self._growth = Growth(settings.limits, self.send)
+        self.moves: MoveCheck = MoveCheck(self.runtime)
         self._renewals = RenewalLimit(settings.limits, clock)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
@@ -117,6 +137,8 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._noting, return_exceptions=True)
         await self.slow.close()
+        await self.background.close()
+        await self.recovery.close()
         await self.runtime.aclose()
 
     # --- callers ---
@@ -138,7 +160,18 @@ class Service:
         return None if token is None else self._in_use(token)
 
     async def log_in(self, token: Token) -> str:
-        """Begin a session; returns the id for the browser."""
+        """Begin a session; returns the id for the browser. Raises `HttpProblem` if this token logs in too often.
+
+        The store keeps each session for a week: without a limit one token could fill it.
+        """
+        wait_s = self._log_ins.take(token.id)
+        if wait_s:
+            raise HttpProblem(
+                429,
+                "too-fast",
+                "this token has logged in too often; use an open session, or wait",
+                retry_after(wait_s),
+            )
         await self._note_session(token, "log in")
         text: str = await self.ask(tokens.start_session(token.id))
         return text
@@ -216,6 +249,16 @@ class Service:
 
         Operators' actions are written into the audit first. Raises `StoreError` if that fails.
         """
+        await self.moves.refresh()
+        checked: list[Item] = []
+        try:
+            return await self._carry_out(caller, items, checked)
+        finally:
+            for item in checked:
+                self._growth.settle(item)
+
+    async def _carry_out(self, caller: Caller, items: Sequence[Item], checked: list[Item]) -> list[Answer]:
+        """Do so; `checked` gets the items whose growth is reserved."""
         answers: list[Answer] = [None] * len(items)
         places: list[int] = []
         room = self._live.room(caller.name)
@@ -223,8 +266,11 @@ class Service:
             try:
                 permit(caller, item)
                 check(item, self.settings.limits)
+                self._check_window(item)
+                self.moves.check(item)
                 check_event_journal(item, self.settings.events_consumer)
                 await self._growth.check(item)
+                checked.append(item)
                 if isinstance(item, Claim):
                     room = _take_room(room)
                 self._renewals.take(item)
@@ -242,6 +288,15 @@ class Service:
             answers[at] = answer
             self._note(caller, items[at], answer)
         return answers
+
+    def _check_window(self, item: Item) -> None:
+        """Raise `HttpProblem` for a window that the store cannot promise to keep."""
+        window_us = getattr(item, "window_us", None)
+        if window_us:
+            try:
+                self.runtime.store.capabilities.check_window(window_us, "this service's store")
+            except PolicyInvalid as error:
+                raise problem_of(error) from None
 
     async def _audit(self, caller: Caller, items: Sequence[Item]) -> None:
         acts = [act for item in items if (act := audit.act_of(item)) is not None]
@@ -272,7 +327,7 @@ class Service:
     async def _send_bounded(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Return answers that fit into one response; later items are refused and not executed.
 
-        Counts and scans use the slow lane, and their store time is charged.
+        Counts and scans use the slow lane, and their store time is charged; they alone are refused when it is used up.
         """
         answers: list[Answer] = []
         used = 0
@@ -281,8 +336,9 @@ class Service:
                 return answers + [FULL] * (len(items) - len(answers))
             at = len(answers)
             item = items[at]
-            if isinstance(item, Count) or (isinstance(item, Scan) and not item.orphaned):
+            if isinstance(item, Count | Scan):
                 try:
+                    self.costs.check_scan(caller)
                     answer, took_s = await self.slow.ask(account_of(caller), item)
                 except HttpProblem as problem:
                     answer, took_s = refusal(problem), 0.0

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from semel.observe.limited_log import LimitFilter
 from semel.server.problems import HttpProblem
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
@@ -252,5 +253,6 @@ def connections_max(wanted: int) -> int:
 
 def serve(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises `SystemExit` if the application does not start."""
+    logging.getLogger("uvicorn.error").addFilter(LimitFilter())  # a line for each malformed request
     made = server_for(app, settings, listening)
     made.run(sockets=[made.bound])

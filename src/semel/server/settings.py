@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
-from semel.windows import duration_us
+from semel.windows import FOREVER_US, duration_us
 
 __all__ = ["Audit", "Auth", "Limits", "ServeSettings", "is_loopback"]
 
@@ -33,7 +33,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     lease_min_us: int = US
     lease_max_us: int = 15 * 60 * US
     """The longest lease: a caller that never completes blocks others no longer than this: 422."""
-    window_max_us: int = 90 * 86400 * US
+    window_max_us: int = FOREVER_US
+    """The longest window: what a caller stores takes room for as long as this: 422."""
     rate_per_s: float = 1000.0
     """Requests of one token, with a burst of twice as many; 0: no bound. 429."""
     items_per_s: float = 100_000.0
@@ -70,7 +71,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "value_bytes_max": (1, MIB),
             "lease_min_us": (1, LEASE_MAX_S * US),
             "lease_max_us": (self.lease_min_us, LEASE_MAX_S * US),
-            "window_max_us": (1, 90 * 86400 * US),
+            "window_max_us": (1, FOREVER_US),
             "rate_per_s": (0, 1e6),
             "items_per_s": (0, 1e9),
             "bytes_per_s": (0, 1e12),
@@ -127,6 +128,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """`package.module:function`, called with each event."""
     sink: str = ""
     """The sink for each event, instead of a handler: a URL as of `semel relay --to`."""
+    dead_letters: tuple[str, ...] = ()
+    """Sources whose dead letters the dashboard lists and replays: URLs as of `semel consume --from`."""
     dashboard: bool = True
     """Pages at `/ui`, and the rollups in the store that they show."""
     persist: str = ""

@@ -39,6 +39,7 @@ from semel.keys.limits import check_consumer
 from semel.runtime import audit
 from semel.runtime.process import new_owner
 from semel.types import Absent, Forgotten, Id, Record
+from semel.windows import FOREVER_US
 
 __all__ = [
     "CONSUMER",
@@ -74,8 +75,6 @@ USED = "used"
 """The consumer of the records with the last use of each token."""
 MARKER: Id = (TENANT, "marker", "closed")
 """The key of the marker."""
-FOREVER_US = 100 * 365 * 86400 * 1_000_000
-"""A token without expiry is valid until it is revoked; the window of its record is a hundred years."""
 GRACE_US = 24 * 3600 * 1_000_000
 """The default grace period: how long a rotated token stays valid beside the new one."""
 USE_EVERY_US = 60 * 1_000_000

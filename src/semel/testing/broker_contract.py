@@ -27,7 +27,7 @@ from semel.brokers.dead_letters import letter_of
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.policy import Policy
-from semel.testing import broker_operations
+from semel.testing import broker_operations, broker_probes
 from semel.testing.broker_conditions import CONDITIONS, Conditions, CutOffBroker
 from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
 from semel.testing.contract.harness import check, equal
@@ -43,6 +43,7 @@ __all__ = [
     "Sent",
     "arun",
     "broker_operations",
+    "broker_probes",
 ]
 
 NOTICED_S = 1.0

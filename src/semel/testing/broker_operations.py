@@ -60,6 +60,7 @@ async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **op
         f"{nacks} calls gave back {len(keys) - len(begun)} messages; one call takes all of them",
     )
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
+    check(runner.counts.received <= len(keys), "the stop received what it had given back")
     equal(sorted(scene.ran), sorted(begun), "finished handlers are the started ones")
     async with scene.running(handler, **options):
         await scene.wait_until_settled()

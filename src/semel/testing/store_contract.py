@@ -24,6 +24,7 @@ from semel.testing import ManualClock
 from semel.testing.contract import (
     batches,
     claims,
+    endless,
     event_time,
     expiry,
     kept_errors,
@@ -31,6 +32,7 @@ from semel.testing.contract import (
     operators,
     payloads,
     quarantine,
+    refresh,
     settles,
 )
 from semel.testing.contract.harness import SCENARIOS, Need, Scenario, equal
@@ -50,7 +52,20 @@ __all__ = [
     "scenarios",
 ]
 
-PARTS = (claims, settles, expiry, event_time, payloads, kept_errors, quarantine, marks, batches, operators)
+PARTS = (
+    claims,
+    settles,
+    expiry,
+    endless,
+    refresh,
+    event_time,
+    payloads,
+    kept_errors,
+    quarantine,
+    marks,
+    batches,
+    operators,
+)
 """The modules that hold the scenarios; importing them fills the table."""
 
 Colour: TypeAlias = Literal["sync", "async"]
@@ -61,11 +76,15 @@ def scenarios(capabilities: Capabilities | None = None, *, manual: bool = True) 
 
     `manual`: the harness has a clock that the test moves.
     """
-    met: set[Need] = {"durable", "notifies"} if capabilities is None else set()
+    met: set[Need] = {"durable", "notifies", "endless", "refreshes"} if capabilities is None else set()
     if capabilities is not None and capabilities.durable:
         met.add("durable")
     if capabilities is not None and capabilities.notifies:
         met.add("notifies")
+    if capabilities is not None and capabilities.endless:
+        met.add("endless")
+    if capabilities is not None and capabilities.refreshes:
+        met.add("refreshes")
     if manual:
         met.add("manual")
     return [scenario for scenario in SCENARIOS.values() if scenario.needs <= met]

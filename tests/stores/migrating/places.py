@@ -9,8 +9,8 @@ from semel.stores.sqlite import SqliteStore
 from tests.stores.postgres import places as postgres_places
 from tests.stores.redis import places as redis_places
 
-SQLITE = Capabilities(durable=True, shared=True, single_writer=True, notifies=True)
-SERVERS = Capabilities(durable=True, shared=True, notifies=True)
+SQLITE = Capabilities(durable=True, shared=True, single_writer=True, notifies=True, endless=True)
+SERVERS = Capabilities(durable=True, shared=True, notifies=True, endless=True)
 
 
 def sqlite_to_sqlite(folder: Path, clock: Clock | None = None) -> Store:

@@ -16,7 +16,9 @@ from semel.testing import START_US, ManualClock
 from tests.services import postgres
 from tests.stores.shells import InLoop, ticking
 
-CAPABILITIES = Capabilities(durable=True, transactional=True, shared=True, notifies=True)
+CAPABILITIES = Capabilities(
+    durable=True, transactional=True, shared=True, notifies=True, endless=True, refreshes=True
+)
 
 
 def make(folder: Path, clock: Clock | None = None, **options: Any) -> PostgresStore:
@@ -40,17 +42,25 @@ cast("dict[str, Any]", ids.KINDS).update({kind: _any_reader(base) for kind, base
 
 
 def make_timed(folder: Path, clock: Clock | None = None) -> PostgresStore:
-    """A store in which every consumer has ids with a time, so that all records are in partitions."""
+    """A store in which every consumer has ids with a time, so that all records and marks are in partitions."""
+    return _lenient(_with_ids(folder, clock, "any-manual" if isinstance(clock, ManualClock) else "any-real"))
+
+
+def make_opaque(folder: Path, clock: Clock | None = None) -> PostgresStore:
+    """A store in which every consumer has ids without a time, so that all marks are in partitions by arrival."""
+    return _with_ids(folder, clock, ids.OPAQUE)
+
+
+def _with_ids(folder: Path, clock: Clock | None, kind: str) -> PostgresStore:
     store = make(folder, clock)
-    kind = "any-manual" if isinstance(clock, ManualClock) else "any-real"
     store.open()
-    store.send([Admit("", "", "lease", kind)])
+    store.send([Admit("", "", "lease", kind), Admit("", "marked", "mark", kind)])
     postgres.execute(
         postgres.place(folder),
         f"ALTER TABLE {store.place.schema}.consumers ALTER COLUMN ids SET DEFAULT '{kind}'",
     )
     store.close()
-    return _lenient(store)
+    return store
 
 
 class Lenient(PostgresBatch):

@@ -13,15 +13,15 @@ from semel.core.commands import Claim, Forget, Granted, Known, Lookup, Mark, Mar
 from semel.core.protocols import Store
 from semel.errors import StoreUnavailable
 from semel.stores.postgres import from_url
+from semel.testing.proxy import Proxy, ProxyMode
 from semel.types import Busy, Completed, Lost, Record, Renewed, Unavailable
-from tests.faults.proxy import Mode, Proxy
 from tests.stores.postgres import places
 from tests.stores.shells import InLoop
 
 MINUTE_US = 60 * 1_000_000
 DAY_US = 86_400 * 1_000_000
 COLOURS = ["sync", "async"]
-CUTS: list[Mode] = ["cut_request", "half_reply", "cut_reply"]
+CUTS: list[ProxyMode] = ["cut_request", "half_reply", "cut_reply"]
 
 
 @pytest.fixture
@@ -72,7 +72,9 @@ def persist(store: Store, items: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_claim_that_was_cut_gets_its_own_back(store: Store, proxy: Proxy, cut: Mode, times: int) -> None:
+def test_a_claim_that_was_cut_gets_its_own_back(
+    store: Store, proxy: Proxy, cut: ProxyMode, times: int
+) -> None:
     sent = claims(40)
     proxy.cut_next(cut, times)
     answers = persist(store, sent)
@@ -87,7 +89,9 @@ def test_a_claim_that_was_cut_gets_its_own_back(store: Store, proxy: Proxy, cut:
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_completion_that_was_cut_is_stored_once(store: Store, proxy: Proxy, cut: Mode, times: int) -> None:
+def test_a_completion_that_was_cut_is_stored_once(
+    store: Store, proxy: Proxy, cut: ProxyMode, times: int
+) -> None:
     sent = claims(40)
     ends = settles(sent, store.send(sent))
     proxy.cut_next(cut, times)
@@ -101,7 +105,7 @@ def test_a_completion_that_was_cut_is_stored_once(store: Store, proxy: Proxy, cu
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("cut", CUTS)
-def test_one_claim_and_its_end_that_were_cut(store: Store, proxy: Proxy, cut: Mode, times: int) -> None:
+def test_one_claim_and_its_end_that_were_cut(store: Store, proxy: Proxy, cut: ProxyMode, times: int) -> None:
     (mine,) = claims(1, "warm2")
     store.send(claims(2, "warm2")[1:])  # the consumer has a number from now on
     proxy.cut_next(cut, times)
@@ -125,7 +129,7 @@ def test_one_claim_and_its_end_that_were_cut(store: Store, proxy: Proxy, cut: Mo
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_renewal_that_was_cut_is_said_again(store: Store, proxy: Proxy, cut: Mode) -> None:
+def test_a_renewal_that_was_cut_is_said_again(store: Store, proxy: Proxy, cut: ProxyMode) -> None:
     (mine,) = claims(1)
     (granted,) = store.send([mine])
     proxy.cut_next(cut, 1)
@@ -136,7 +140,7 @@ def test_a_renewal_that_was_cut_is_said_again(store: Store, proxy: Proxy, cut: M
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_release_that_was_cut_is_lost_when_said_again(store: Store, proxy: Proxy, cut: Mode) -> None:
+def test_a_release_that_was_cut_is_lost_when_said_again(store: Store, proxy: Proxy, cut: ProxyMode) -> None:
     """It clears the owner, so its repetition finds another's record: harmless, and free to be claimed."""
     (mine,) = claims(1)
     (granted,) = store.send([mine])
@@ -150,7 +154,7 @@ def test_a_release_that_was_cut_is_lost_when_said_again(store: Store, proxy: Pro
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_mark_without_an_answer_is_not_said_again(store: Store, proxy: Proxy, cut: Mode) -> None:
+def test_a_mark_without_an_answer_is_not_said_again(store: Store, proxy: Proxy, cut: ProxyMode) -> None:
     mark = Mark("", "warm", ["a", "b"], DAY_US)
     proxy.cut_next(cut, 1)
     before = proxy.connections
@@ -161,7 +165,7 @@ def test_a_mark_without_an_answer_is_not_said_again(store: Store, proxy: Proxy, 
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_forgetting_that_was_cut_is_whole_or_not_at_all(store: Store, proxy: Proxy, cut: Mode) -> None:
+def test_a_forgetting_that_was_cut_is_whole_or_not_at_all(store: Store, proxy: Proxy, cut: ProxyMode) -> None:
     """It takes several round trips in one transaction: a cut in any of them undoes it."""
     sent = claims(3)
     store.send(settles(sent, store.send(sent)))

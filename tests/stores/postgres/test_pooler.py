@@ -1,5 +1,7 @@
 """Behind a real transaction pooler, where each transaction has another session."""
 
+import asyncio
+import contextlib
 import json
 import os
 from collections import Counter
@@ -13,8 +15,8 @@ import pytest
 
 import semel
 from semel.core.commands import Claim, Granted, Known, Settle
-from semel.errors import StoreRefused
-from semel.stores.postgres import from_url
+from semel.errors import StoreRefused, StoreUnavailable
+from semel.stores.postgres import PostgresStore, from_url
 from semel.testing import ManualClock, store_contract
 from semel.testing.contract.harness import Scenario
 from semel.testing.contract.running import AnyStore
@@ -25,7 +27,7 @@ from tests.stores.postgres import places
 from tests.stores.postgres.attacker import KEYS
 from tests.stores.postgres.test_processes import launch
 from tests.stores.shells import Ticking
-from tests.waiting import WITHIN_S, await_true
+from tests.waiting import WITHIN_S, await_true, until
 
 MINUTE_US = 60 * 1_000_000
 SOAK = bool(os.environ.get("SEMEL_SOAK"))
@@ -122,6 +124,88 @@ def test_without_the_option_it_says_which_one_is_missing(pooled: str) -> None:
     store = from_url(pooled.replace("&pooler=true", ""))
     with pytest.raises(StoreRefused, match="pooler=true"):
         store.open()
+
+
+def test_a_first_use_while_callers_hold_every_connection_says_what_to_do(pooled: str) -> None:
+    once = semel.open(f"{pooled}&wait_s=0.5", consumer="wallet", mode="inbox")
+    with contextlib.ExitStack() as stack:
+        stack.callback(once.close)
+        bare = pooled.partition("?")[0]
+        connections = [
+            stack.enter_context(psycopg.connect(bare, prepare_threshold=None))
+            for _ in range(pgbouncer.SERVERS)
+        ]
+        for each in connections:
+            each.execute("SELECT 1")  # each holds a session of the pooler until it commits
+        with pytest.raises(StoreUnavailable, match=r"connect before the first of them: `with semel\.open"):
+            once.inbox(connections[0]).first("k")
+        for each in connections:
+            each.rollback()
+        assert once.inbox(connections[0]).first("k")
+
+
+@pytest.fixture
+def held(pooler: str, pooled: str) -> Iterator[list[psycopg.Connection[Any]]]:
+    """Every connection of the pooler, each in a transaction; the consumer was used before, by another process."""
+    with semel.open(pooled, consumer="wallet", mode="inbox") as once:
+        once.windows.set("off", event_type="trace")
+    with contextlib.ExitStack() as stack:
+        connections = [
+            stack.enter_context(psycopg.connect(pooler, prepare_threshold=None))
+            for _ in range(pgbouncer.SERVERS)
+        ]
+        for each in connections:
+            each.execute("SELECT 1")
+        yield connections
+
+
+def test_the_first_use_of_a_known_consumer_needs_no_connection_of_its_own(
+    pooled: str, held: list[psycopg.Connection[Any]]
+) -> None:
+    once = semel.open(f"{pooled}&wait_s=30", consumer="wallet", mode="inbox")
+    with contextlib.closing(once), ThreadPoolExecutor(1) as threads:
+
+        def work() -> list[bool]:
+            box = once.inbox(held[0])
+            firsts = [box.first("k"), box.first("k"), once.inbox(held[0]).first("k")]
+            box.store("k", "a value")
+            assert box.replay("k") == semel.Done("a value", replayed=True)
+            return [*firsts, *(box.first("t", event_type="trace") for _ in range(2))]
+
+        assert threads.submit(work).result(WITHIN_S) == [True, False, False, True, True]
+        assert isinstance(once.store, PostgresStore)
+        assert not once.store.identity, "it is not connected yet"
+        for each in held:
+            each.commit()
+        assert await_true(once._connect_behind)
+        assert not once.inbox(held[0]).first("k")
+
+
+def test_the_same_in_an_event_loop(pooler: str, pooled: str, held: list[psycopg.Connection[Any]]) -> None:
+    async def scene() -> None:
+        held[0].rollback()
+        async with await psycopg.AsyncConnection.connect(pooler, prepare_threshold=None) as connection:
+            await connection.execute("SELECT 1")
+            once = semel.aopen(f"{pooled}&wait_s=30", consumer="wallet", mode="inbox")
+            async with asyncio.timeout(WITHIN_S):
+                assert await once.inbox(connection).first("k")
+            await connection.commit()
+            await until(once._connect_behind)
+            assert not await once.inbox(connection).first("k")
+            await once.close()
+
+    asyncio.run(scene())
+
+
+def test_a_connection_to_another_address_is_not_believed(
+    pooled: str, held: list[psycopg.Connection[Any]]
+) -> None:
+    """It may lead to another database, and that has semel's tables too: only the store's own connection can tell."""
+    once = semel.open(f"{pooled}&wait_s=0.5", consumer="wallet", mode="inbox")
+    with contextlib.closing(once), psycopg.connect(postgres.url()) as direct:
+        assert direct.info.port != held[0].info.port
+        with pytest.raises(StoreUnavailable):
+            once.inbox(direct).first("k")
 
 
 def test_an_inbox_goes_on_while_its_callers_hold_every_connection_of_the_pool(

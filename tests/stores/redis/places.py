@@ -10,7 +10,7 @@ from semel.testing import ManualClock
 from tests.services import redis
 from tests.stores.shells import InLoop, ticking
 
-CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True)
+CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True, endless=True, refreshes=True)
 
 
 def clocked(url: str, clock: Clock | None, **options: Any) -> RedisStore:

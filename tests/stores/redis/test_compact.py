@@ -200,7 +200,7 @@ def test_ten_times_the_expected_marks_stay_compact(tmp_path: Path, clock: Manual
 def test_no_memory_means_no_mark(tmp_path: Path) -> None:
     with redis.own(tmp_path) as own, opened(f"{own.url}?marks=compact") as store:
         assert mark(store, "a")
-        own.ask("CONFIG", "SET", "maxmemory", "1mb")
+        own.ask("CONFIG", "SET", "maxmemory", "1")
         (answer,) = store.send([Mark("", "marks", ["b"], MINUTE_US)])
         assert isinstance(answer.error, StoreFull)
         assert not mark(store, "a")

@@ -10,8 +10,8 @@ from semel.core.commands import Count, Forget, Lookup, Mark, Marked
 from semel.core.protocols import Store
 from semel.errors import StoreFull
 from semel.stores.redis import calls, marks
+from semel.testing.proxy import Proxy
 from semel.types import Absent, Forgotten, Record, Unavailable
-from tests.faults.proxy import Proxy
 from tests.services import redis
 from tests.stores.redis.tools import MINUTE_US, Make, claim, kinds, opened
 
@@ -89,7 +89,7 @@ def test_what_the_server_refuses_is_asked_for_again(make: Make, own: redis.Own) 
     """At the memory limit a plain command is refused whatever it would do; the script still answers what is known."""
     store = make(own.url)
     mark(store, "known")
-    own.ask("CONFIG", "SET", "maxmemory", "1mb")
+    own.ask("CONFIG", "SET", "maxmemory", "1")
     assert mark(store, "known") == [False]
     (answer,) = store.send([Mark("", "marks", ["known", "new"], MINUTE_US)])
     assert isinstance(answer, Unavailable)

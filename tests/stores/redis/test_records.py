@@ -26,8 +26,8 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.errors import StoreRefused
-from semel.stores.redis import RedisStore, admin, calls
+from semel.errors import PolicyInvalid, StoreRefused
+from semel.stores.redis import RedisStore, calls, listing
 from semel.stores.redis.records import NULL
 from semel.testing.contract.payloads import KEYS
 from semel.types import Completed, Record, Unavailable
@@ -206,8 +206,8 @@ def test_large_answers_come_in_parts(store: RedisStore, monkeypatch: pytest.Monk
 def test_a_large_store_is_listed_in_the_servers_order(
     store: RedisStore, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "SORTED_MAX", 10)
-    monkeypatch.setattr(admin, "SCAN_COUNT", 16)
+    monkeypatch.setattr(listing, "SORTED_MAX", 10)
+    monkeypatch.setattr(listing, "SCAN_COUNT", 16)
     keys = {f"key {number}" for number in range(100)}
     finish(store, *keys)
     found: list[str] = []
@@ -215,6 +215,7 @@ def test_a_large_store_is_listed_in_the_servers_order(
     while True:
         (page,) = store.send([Scan(consumer="consumer", cursor=cursor, limit=limit)])
         assert len(page.records) <= limit
+        assert len(page.cursor or "") < 2000 + 64 * limit, "a cursor is part of an address"
         found += [record.key for record in page.records]
         cursor = page.cursor
         if cursor is None:
@@ -334,3 +335,54 @@ def test_the_page_says_which_rights() -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "stores" / "redis.md"
     said = re.findall(r"\+([a-z|]+)", page.read_text(encoding="utf-8").partition("## Rights")[2])
     assert sorted(said) == sorted(RIGHTS.split())
+
+
+def test_finished_records_are_counted_on_the_server(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store holds a window of them: sending each to the client to count it takes a minute for 250,000."""
+    finish(store, *(f"key {number}" for number in range(100)))
+    store.send([claim("running"), Mark("", "marks", [f"mark {number}" for number in range(20)], MINUTE_US)])
+    asked = spied(store, monkeypatch)
+    stats, page = store.send([Count(), Scan(state="claimed")])
+    assert stats.states == {"done": 100, "claimed": 1}
+    assert stats.consumers == {"consumer": 101, "marks": 20}
+    assert stats.marks == 20
+    assert [record.key for record in page.records] == ["running"]
+    read = [call.command for calls in asked for call in calls if call.command[0] in (b"GET", b"GETRANGE")]
+    assert len(read) == 1, "the running one, for its page"
+    asked.clear()
+    store.send([Scan("", "consumer", "claimed")])
+    scripts = [call.command for calls in asked for call in calls if call.command[0] == b"EVAL"]
+    assert {command[-1] for command in scripts} == {b""}, "the finished ones of the consumer stay there too"
+
+
+def test_many_journaled_claims_of_another_consumer_hide_none(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bucket has one list for all consumers. Claims of one batch are on it with the same time."""
+    monkeypatch.setattr(listing, "ORPHANS_MAX", 2)
+    store.send([claim(str(at), consumer="other", lease_us=1, journal=b"p") for at in range(500)])
+    mine = [f"mine {at}" for at in range(9)]
+    store.send([claim(key, lease_us=1, journal=b"p") for key in mine])
+    assert kinds(store.send([claim("running", journal=b"p")])) == ["Granted"]
+
+    def pages(consumer: str, limit: int) -> Iterator[list[str]]:
+        cursor: str | None = None
+        while True:
+            (page,) = store.send([Scan("", consumer, orphaned=True, cursor=cursor, limit=limit)])
+            yield [record.key for record in page.records]
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    assert sorted(next(pages("consumer", 100))) == mine
+    assert [len(page) for page in pages("consumer", 4)] == [4, 4, 1]
+    assert sorted(key for page in pages("consumer", 4) for key in page) == mine
+    others = [key for page in pages("other", 7) for key in page]
+    assert (len(others), len(set(others))) == (500, 500)
+
+
+def test_a_cursor_of_orphans_that_was_never_given_out(store: RedisStore) -> None:
+    with pytest.raises(PolicyInvalid, match="not a cursor"):
+        store.send([Scan("", "consumer", orphaned=True, cursor="o1.xyz")])

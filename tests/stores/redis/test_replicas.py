@@ -11,8 +11,8 @@ import pytest
 from semel.core.commands import Item
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.redis import RedisStore, from_url
+from semel.testing.proxy import Proxy
 from semel.types import Completed
-from tests.faults.proxy import Proxy
 from tests.services import redis
 from tests.stores.redis.tools import claim, done, kinds, opened
 from tests.stores.shells import InLoop
@@ -179,7 +179,7 @@ class TestDisks:
             assert store.name.startswith("valkey://")
             complete(store, "key")
             assert store.facts().persistence == "aof"
-            own.ask("CONFIG", "SET", "maxmemory", "1mb")
+            own.ask("CONFIG", "SET", "maxmemory", "1")
             held = claim("new")
             assert kinds(store.send([held, claim("key 1")])) == ["Unavailable", "Known"]
 

@@ -84,7 +84,7 @@ def test_a_release_hands_over(tmp_path: Path) -> None:
 
 
 def test_a_listener_that_was_cut_off_listens_again(tmp_path: Path) -> None:
-    from tests.faults.proxy import Proxy
+    from semel.testing.proxy import Proxy
 
     at = redis.place(tmp_path)
     port = int(at.split(":")[2].split("/")[0])

@@ -214,15 +214,19 @@ def test_the_locks_are_held_after(store: SqliteStore, path: Path, act: Callable[
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_a_transaction_of_the_user_keeps_its_lock(path: Path, mode: str) -> None:
     """The inbox lives in the user's own database: what the user holds there stays held."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as db,
+        closing(SqliteStore(path, adopt=True)) as first,
+        closing(SqliteStore(path)) as second,
+    ):
         db.execute(f"PRAGMA journal_mode = {mode}")
         db.execute("CREATE TABLE wallet (balance INTEGER)")
-        SqliteStore(path, adopt=True).open()
+        first.open()
         db.execute("BEGIN IMMEDIATE")
         db.execute("INSERT INTO wallet VALUES (1)")
         before = held(path)
         assert ("file", RESERVED_BYTE) in before or mode == "wal"
-        SqliteStore(path).open()
+        second.open()
         doctor(path)
         assert held(path) == before
         with python(TRIES_TO_WRITE, path) as other:
@@ -406,6 +410,7 @@ OPEN_FILES_OF_THEIR_OWN = {
     "cli/audit/command.py": "the plot, keys and history, in the files that the user names",
     "cli/audit/reading.py": "a copy of a table, in a folder of its own; the database itself through its driver",
     "cli/bench/command.py": "the plot",
+    "cli/chaos.py": "the report, in the file that the user names",
     "cli/demo/command.py": "the log of the demonstration's workers",
     "cli/filter.py": "the counts, in the file that the user names",
     "cli/imports/sources.py": "a file of JSON lines; databases through their drivers",
@@ -429,6 +434,14 @@ OPEN_FILES_OF_THEIR_OWN = {
     "stores/sqlite/schema.py": "migrations of the package, and the system's list of mounts",
     "stores/sqlite/store.py": "the folder, to make a new file's name last",
     "stores/tiered/redis_calls.py": "a script of the package",
+    "streams/dedup.py": "the index of a partition, by its own method",
+    "streams/rocks.py": "the lock of the index: a file of its own",
+    "testing/_histories/recording.py": "the recorded calls",
+    "testing/chaos/conductor.py": "the log of the workers",
+    "testing/chaos/lines.py": "the source of the handler",
+    "testing/chaos/page.py": "templates of the package",
+    "testing/chaos/run.py": "the log of the workers",
+    "testing/worker_processes.py": "the log of the workers",
 }
 
 

@@ -12,7 +12,7 @@ from tests.services import redis
 from tests.stores.postgres import places as postgres_places
 from tests.stores.shells import ticking
 
-CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True)
+CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True, endless=True, refreshes=True)
 HOUR_US = 3600 * 10**6
 PATIENT = "&answer_s=20&connect_s=20"
 """A busy computer is no slow cache."""

@@ -11,8 +11,8 @@ import semel
 from semel.core.commands import Answer, Item
 from semel.stores.postgres import from_url
 from semel.stores.tiered import TieredStore, tiered
+from semel.testing.proxy import Proxy
 from semel.types import Done
-from tests.faults.proxy import Proxy
 from tests.services import postgres
 from tests.stores.shells import InLoop
 from tests.stores.tiered import places

@@ -16,8 +16,8 @@ from semel.errors import StoreRefused
 from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import TieredStore, tiered
 from semel.stores.tiered.rules import Write
+from semel.testing.proxy import Proxy
 from semel.types import Done, Forgotten, Stats, Unavailable
-from tests.faults.proxy import Proxy
 from tests.services import redis, server
 from tests.stores.tiered.tools import ByHand, claim, done, finish, kinds
 from tests.waiting import await_true
@@ -93,7 +93,7 @@ def test_a_flush(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart(tmp_path: Path, how: signal.Signals) -> None:
-    with redis.own(tmp_path) as own, tiers(tmp_path, own.url + PATIENT) as store:
+    with redis.own(tmp_path, appendfsync="always") as own, tiers(tmp_path, own.url + PATIENT) as store:
         events = Events(store)
         events.deliver()
         assert events.hits() == len(KEYS)

@@ -95,7 +95,7 @@ def test_a_completion_that_was_there_before_is_not_copied(pair: Pair) -> None:
     (decided,) = pair.send(Resolve(held.id, granted.fence, "done", b"rdecided", MINUTE_US))
     assert isinstance(decided, Completed)
     (late,) = pair.send(done(held, granted, b"rlate"))
-    assert late == Completed(already=True, at_us=late.at_us)
+    assert late == Completed(already=True, at_us=late.at_us, kept=False)
     assert pair.send(claim("a", quarantine=True))[0].value == b"rdecided"
     assert pair.send(claim("a", quarantine=True))[0].value == b"rdecided"
 

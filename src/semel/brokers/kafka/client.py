@@ -6,9 +6,9 @@ from time import monotonic
 
 from confluent_kafka import KafkaError, KafkaException
 
-from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable
+from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["CLIENT_LOG", "ClientErrors", "Offsets", "error_of"]
+__all__ = ["CLIENT_LOG", "ClientErrors", "Offsets", "error_of", "refuse_credentials"]
 
 REPEAT_S = 60.0
 """The interval between log lines of one kind: while brokers are unreachable the client writes 17 a second."""
@@ -90,6 +90,15 @@ class ClientErrors:
     def unavailable(self, error: KafkaException) -> SourceUnavailable:
         """Return the error for a call without an answer, with the client's last reason."""
         return SourceUnavailable(self._reason or str(error))
+
+
+def refuse_credentials(servers: str) -> None:
+    """Raise `UsageError` for credentials before the address, which would be taken for a part of a broker's name."""
+    if "@" in servers:
+        raise UsageError(
+            "credentials of Kafka are options, not a part of the address:"
+            " kafka://localhost:9092/orders?group=billing&security=SASL_SSL&mechanism=PLAIN&username=...&password=..."
+        )
 
 
 def error_of(name: str, error: KafkaError) -> SemelError:

@@ -108,7 +108,8 @@ class DeadTopics:
         if self._unchecked:
             self._make(at_start=False)
 
-    def _matches(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
+        """Whether a pattern of consumed topics matches this one."""
         if re.match(self.names, name):
             return False
         # The client supports other expressions too: such a topic is checked when it is assigned.
@@ -121,7 +122,7 @@ class DeadTopics:
         try:
             known = admin.list_topics(timeout=LOOK_S).topics.keys()
             if at_start:
-                self._unchecked |= {name for name in known if self._matches(name)}
+                self._unchecked |= {name for name in known if self.matches(name)}
             there = self._unchecked & known
             for topic in {self.name_for(each) for each in there} - known:
                 _make_topic(admin, topic)

@@ -8,21 +8,22 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, Offsets, error_of
+from semel.brokers.kafka.options import KafkaOptions, place_of
 from semel.brokers.kafka.sending import CONFIRM_S, PATTERN, DeadTopics, Sender
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.daemon_thread import DaemonThread
 from semel.runtime.process import asyncio
-from semel.runtime.urls import parse_url, struct_options
 
-__all__ = ["CALL_S", "KafkaOptions", "KafkaSource", "RecordPosition", "from_url", "place_of", "topics_of"]
+__all__ = ["CALL_S", "KafkaSource", "RecordPosition", "from_url", "topics_of"]
 
 _log = logging.getLogger("semel.kafka")
 
@@ -39,65 +40,13 @@ NEW_TOPIC_S = 3.0
 LOOK_AGAIN_S = 0.2
 REMOVED = "semel-dead-removed"
 """The header of a record that marks a dead letter as removed: a log cannot delete."""
-
-
-class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options in the URL."""
-
-    group: str
-    topic: str = ""
-    """One topic, or several with commas, or in the path: kafka://host/topic. `^orders.*`: all but for dead letters."""
-    dead: str = ""
-    """The topic for dead letters; by default the topic's name with `.dead`."""
-    start: Literal["earliest", "latest"] = "earliest"
-    """Where a group without offsets begins."""
-    tombstones: Literal["pass", "skip"] = "pass"
-    """What to do with a record without a value: call the handler with `None`, or skip it."""
-    lane: Literal["partition", "key"] = "partition"
-    """What keeps its order under `--order`: a whole partition, or the messages of one key."""
-    instance: str = ""
-    """The `group.instance.id` of a static member: a quick restart then causes no rebalance."""
-    session_s: float = 10.0
-    """The session timeout: after it the group gives the partitions to other members."""
-    poll_s: float = 300.0
-    """The poll interval after which the group expels the member; semel polls well before."""
-    refresh_s: float = 60.0
-    """How soon a new topic is found that matches a pattern."""
-    security: str = ""
-    """The `security.protocol`, such as SASL_SSL."""
-    mechanism: str = ""
-    username: str = ""
-    password: str = ""
-    ca_file: str = ""
-
-    def client(self, servers: str) -> dict[str, Any]:
-        """Return the configuration of every client of this broker."""
-        settings = {
-            "bootstrap.servers": servers,
-            "security.protocol": self.security,
-            "sasl.mechanism": self.mechanism,
-            "sasl.username": self.username,
-            "sasl.password": self.password,
-            "ssl.ca.location": self.ca_file,
-        }
-        return {name: value for name, value in settings.items() if value}
-
-
-AnyOptions = TypeVar("AnyOptions", bound=KafkaOptions)
+RECORD_KEY = "semel-kafka-key"
+"""The header under which `look` returns the key of a record, percent-encoded."""
 
 
 def from_url(url: str) -> "KafkaSource":
     """Return the source of a URL such as `kafka://host:9092/orders?group=billing`; several hosts with commas."""
     return KafkaSource(*place_of(url, KafkaOptions))
-
-
-def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
-    """Parse a URL into the brokers and the options. Raises `UsageError`."""
-    parts = parse_url(url)
-    options = struct_options(url, kind, {"topic": path} if (path := parts.path.strip("/")) else None)
-    if not options.topic or not options.group:
-        raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")
-    return parts.netloc or "localhost:9092", options
 
 
 def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
@@ -191,22 +140,7 @@ class KafkaSource:
     def _member(self) -> dict[str, Any]:
         """Return the configuration of this member of the group."""
         options = self._options
-        config: dict[str, Any] = {
-            **options.client(self._servers),
-            "group.id": options.group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": options.start,
-            "partition.assignment.strategy": "cooperative-sticky",
-            "max.poll.interval.ms": round(options.poll_s * 1000),
-            "session.timeout.ms": round(options.session_s * 1000),
-            "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "error_cb": self._errors,
-        }
-        if options.instance:
-            config["group.instance.id"] = options.instance
+        config = options.member(self._servers, self._errors)
         if any(name.startswith(PATTERN) for name in self._topics):
             config["topic.blacklist"] = self._dead_topics.names
             config["topic.metadata.refresh.interval.ms"] = round(options.refresh_s * 1000)
@@ -420,7 +354,9 @@ class KafkaSource:
                         found.pop(headers[REMOVED], None)
                     else:
                         id_ = f"{where}/{offset}"
-                        found[id_] = DeadLetter.from_message(id_, headers, message.value() or b"")
+                        if (key := message.key()) is not None:
+                            headers[RECORD_KEY] = quote_from_bytes(key)
+                        found[id_] = DeadLetter.from_message(id_, headers, message.value())
             return list(found.values())[:limit]
         finally:
             reader.close()
@@ -431,10 +367,14 @@ class KafkaSource:
         reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in known.partitions])
         return set(known.partitions)
 
-    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Produce a message to the topic itself."""
-        encoded = [(name, value.encode()) for name, value in headers.items()]
-        await self._in_thread(self._produce, self._topic, None, body, encoded)
+    async def republish(self, headers: Mapping[str, str], body: bytes | None) -> None:
+        """Produce a message to the topic itself, with the key of its record. Without a body it is a tombstone."""
+        own = dict(headers)
+        key = own.pop(RECORD_KEY, None)
+        encoded = [(name, value.encode()) for name, value in own.items()]
+        await self._in_thread(
+            self._produce, self._topic, None if key is None else unquote_to_bytes(key), body, encoded
+        )
 
     async def remove(self, dead: DeadLetter) -> None:
         """Mark a dead letter as removed."""

@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from semel.brokers.dead_letters import DeadLetters, headers_of, letter_for
 from semel.brokers.handling import call_of
 from semel.brokers.kafka.batch import Backlog, Piece, TransactionClaims, hold_back, parts_of
+from semel.brokers.kafka.options import place_of
 from semel.brokers.kafka.sending import is_too_large
-from semel.brokers.kafka.source import place_of
 from semel.brokers.kafka.transactor import (
     PartitionBatch,
     ProducedMessage,

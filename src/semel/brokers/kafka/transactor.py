@@ -22,7 +22,8 @@ from confluent_kafka import (
 )
 
 from semel.brokers.kafka.client import CLIENT_LOG, Offsets
-from semel.brokers.kafka.source import CALL_S, KafkaOptions, KafkaSource, RecordPosition, topics_of
+from semel.brokers.kafka.options import KafkaOptions
+from semel.brokers.kafka.source import CALL_S, KafkaSource, RecordPosition, topics_of
 from semel.errors import Fenced, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = [

@@ -9,9 +9,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from semel.brokers.kafka.client import CLIENT_LOG
-from semel.brokers.kafka.source import KafkaOptions, place_of
-from semel.errors import SourceUnavailable, UsageError
+from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, error_of
+from semel.brokers.kafka.options import KafkaOptions, place_of
+from semel.brokers.kafka.sending import PATTERN, DeadTopics
+from semel.brokers.source import no_answer
+from semel.errors import UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
 from semel.runtime.daemon_thread import call_in_daemon_thread
@@ -28,20 +30,30 @@ async def look(url: str) -> SourceFacts:
 def _look(servers: str, options: KafkaOptions) -> SourceFacts:
     name = f"kafka://{servers}/{options.topic}?group={options.group}"
     topics = options.topic.split(",")
+    named = [topic for topic in topics if not topic.startswith(PATTERN)]
+    matching = DeadTopics({}, topics, options.dead)
+    errors = ClientErrors()
     admin = None
     try:
-        admin = AdminClient(options.client(servers), logger=CLIENT_LOG)
+        settings: dict[str, Any] = {**options.client(servers), "error_cb": errors}
+        admin = AdminClient(settings, logger=CLIENT_LOG)
         known = admin.list_topics(timeout=ASK_S).topics
-        missing = [topic for topic in topics if topic not in known]
+        missing = [topic for topic in named if topic not in known]
         if missing:
             raise UsageError(f"{name}: there is no topic {missing[0]}; create it first")
+        topics = [*named, *(topic for topic in known if matching.matches(topic))]
+        if not topics:
+            return SourceFacts(name=name, version="Kafka", notes=(f"no topic matches {options.topic} yet",))
         asked = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        settings = [
+        configs = [
             {entry.name: entry.value for entry in answer.result(ASK_S).values()}
             for answer in admin.describe_configs(asked, request_timeout=ASK_S).values()
         ]
     except KafkaException as error:
-        raise SourceUnavailable(f"{name} does not answer: {error}") from error
+        if admin is not None:
+            admin.poll(0)  # it reports refused credentials to its callback only
+        errors.check(name)
+        raise no_answer(name, error_of(name, error.args[0])) from error
     finally:
         del (
             admin
@@ -52,10 +64,10 @@ def _look(servers: str, options: KafkaOptions) -> SourceFacts:
         version="Kafka",
         deadline_s=options.poll_s,
         deadline_name="max.poll.interval.ms, poll_s in the URL",
-        horizon_s=max(_retention_s(each) for each in settings),
+        horizon_s=max(_retention_s(each) for each in configs),
         horizon_name="retention.ms of the topic",
         durable=True,
-        weaknesses=tuple(_of_topics(name, settings, copies)),
+        weaknesses=tuple(_of_topics(name, configs, copies)),
     )
 
 

@@ -6,8 +6,9 @@ from typing import Any
 from nats.js.api import StorageType
 from nats.js.errors import NotFoundError
 
-from semel.brokers.nats import ASK_S, UNREACHABLE, NatsOptions, connect, from_url
-from semel.errors import SourceUnavailable, UsageError
+from semel.brokers.nats import ASK_S, UNREACHABLE, NatsOptions, connect, from_url, unavailable
+from semel.brokers.source import no_answer
+from semel.errors import UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
 
@@ -24,9 +25,7 @@ async def look(url: str) -> SourceFacts:
     except NotFoundError as error:
         raise UsageError(f"{source.name}: there is no such stream; create it first") from error
     except UNREACHABLE as error:
-        raise SourceUnavailable(
-            f"{source.name} does not answer: {str(error) or type(error).__name__}"
-        ) from error
+        raise no_answer(source.name, unavailable(error)) from error
 
 
 async def _look(line: Any, name: str, options: NatsOptions) -> SourceFacts:

@@ -14,6 +14,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from msgspec.structs import replace
 
 from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitConnection, RabbitQueue, from_url
+from semel.brokers.source import no_answer
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
@@ -34,20 +35,22 @@ async def look(url: str) -> SourceFacts:
         try:
             version = _version(line)
             waiting = await _waiting(line, source.options.queue)
+            delays = [await _waiting(line, name) for name in source.delay_queues]
         finally:
             await line.close()
     except UNREACHABLE as error:
-        raise SourceUnavailable(
-            f"{source.name} does not answer: {str(error) or type(error).__name__}"
-        ) from error
+        raise no_answer(source.name, source.error_of(error)) from error
+    delayed = sum(each or 0 for each in delays)
     if waiting is not None and source.options.management:
-        return _facts(source.name, version, await call_in_daemon_thread(_queue_in_management, source))
+        queue = await call_in_daemon_thread(_queue_in_management, source)
+        return replace(_facts(source.name, version, queue), delayed=delayed)
     facts = SourceFacts(
         name=source.name,
         version=version,
         deadline_s=CONSUMER_TIMEOUT_S,
         deadline_name="consumer_timeout, by default",
         waiting=waiting,
+        delayed=delayed,
     )
     if waiting is None:
         note = f"the queue {source.options.queue} does not exist yet: semel consume makes it"
@@ -98,6 +101,7 @@ def _queue_in_management(source: RabbitQueue) -> Mapping[str, Any]:
             queue: Mapping[str, Any] = msgspec.json.decode(answer.read(ANSWER_BYTES_MAX))
             return queue
     except HTTPError as error:
+        error.close()  # it holds the connection
         raise UsageError(
             f"the management API answers {error.code} for {source.name}: {error.reason}"
         ) from error

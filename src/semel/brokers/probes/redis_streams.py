@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from semel.brokers.redis_streams import RedisStream, RedisStreamsOptions, place_of
-from semel.errors import SourceUnavailable
+from semel.brokers.source import no_answer
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
 from semel.stores.redis.server_checks import version_text
@@ -17,12 +17,12 @@ from semel.stores.redis.server_checks import version_text
 async def look(url: str) -> SourceFacts:
     """Read the facts with one connection; the group is not created."""
     server, options = place_of(url)
-    name = RedisStream(server, options).name
+    source = RedisStream(server, options)
     line = Redis.from_url(server, decode_responses=True)
     try:
-        return await _look(line, name, options)
+        return await _look(line, source.name, options)
     except (RedisError, OSError) as error:
-        raise SourceUnavailable(f"{name} does not answer: {error}") from error
+        raise no_answer(source.name, source.error_of(error)) from error
     finally:
         await line.aclose()
 

@@ -76,12 +76,12 @@ def _storms(
     from semel.cli.demo.queue import draw
     from semel.cli.demo.report import audit, display
     from semel.cli.demo.run import Storm, StormError
-    from semel.cli.demo.worker import Nursery
+    from semel.cli.demo.worker import new_nursery
 
     events, workers, kills = sizes
     log = folder / "workers.log"
     results: list[DemoResult] = []
-    nursery = Nursery(log)
+    nursery = new_nursery(log)
     try:
         with display(kills, shown=shown) as step:
             for mode in modes:

@@ -1,10 +1,6 @@
-"""An at-least-once queue: it delivers a message again and again until it is acknowledged."""
+"""The plan of a storm, and the messages between its queue and its workers."""
 
-import heapq
 import random
-import socket
-from collections import deque
-from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -17,87 +13,21 @@ __all__ = [
     "Arrived",
     "Deliver",
     "DemoPlan",
-    "DemoQueue",
     "Go",
     "Hit",
     "Mode",
     "Nack",
     "Phase",
     "Ready",
-    "WorkerSocket",
     "draw",
+    "from_queue",
+    "from_worker",
 ]
-
-VISIBILITY_S = 0.5
-"""A delivery that is not acknowledged by then goes to another worker, before a stopped worker continues."""
-
-
-class Flight(Struct):
-    """One delivery in flight."""
-
-    worker: int
-    until: float
-
-
-class DemoQueue:
-    """Messages by number; each is ready, delayed, in flight or acknowledged."""
-
-    def __init__(self, events: Iterable[str]) -> None:
-        self.events: list[str] = list(events)
-        self.deliveries: int = 0
-        self._ready = deque(range(len(self.events)))
-        self._delayed: list[tuple[float, int]] = []
-        self._flying: dict[int, Flight] = {}
-        self._left = set(self._ready)
-
-    @property
-    def left(self) -> int:
-        """How many messages are not acknowledged."""
-        return len(self._left)
-
-    def take(self, worker: int, now: float) -> int | None:
-        """Return the next message for this worker, or `None`."""
-        while self._ready:
-            number = self._ready.popleft()
-            if number in self._left and number not in self._flying:
-                self._flying[number] = Flight(worker, now + VISIBILITY_S)
-                self.deliveries += 1
-                return number
-        return None
-
-    def ack(self, number: int) -> None:
-        """Acknowledge a message; a late acknowledgement counts too."""
-        self._left.discard(number)
-        self._flying.pop(number, None)
-
-    def nack(self, number: int, at: float) -> None:
-        """Deliver it again, not before `at`."""
-        self._flying.pop(number, None)
-        heapq.heappush(self._delayed, (at, number))
-
-    def abandon(self, worker: int) -> None:
-        """Requeue the messages of a worker that died, in front of the others."""
-        for number in [number for number, flight in self._flying.items() if flight.worker == worker]:
-            del self._flying[number]
-            self._ready.appendleft(number)
-
-    def tick(self, now: float) -> float | None:
-        """Move due messages to ready. Returns the time of the next one."""
-        while self._delayed and self._delayed[0][0] <= now:
-            self._ready.append(heapq.heappop(self._delayed)[1])
-        for number in [number for number, flight in self._flying.items() if flight.until <= now]:
-            del self._flying[number]
-            self._ready.append(number)
-        ends = [flight.until for flight in self._flying.values()]
-        return min([*ends, *(at for at, _ in self._delayed[:1])], default=None)
-
 
 Mode: TypeAlias = Literal["inbox", "lease", "control"]
 Phase: TypeAlias = Literal["claimed", "effect done", "committed", "before ack"]
 PHASES: tuple[Phase, ...] = ("claimed", "effect done", "committed", "before ack")
 """The phases at which a worker can be killed, in their order."""
-
-RECEIVE_BYTES = 64 * 1024
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -144,34 +74,10 @@ class Nack(Struct, frozen=True, tag=True):
     why: str = ""
 
 
-_encode = msgspec.json.Encoder().encode
-_from_queue = msgspec.json.Decoder(Deliver | Go)
-_from_worker = msgspec.json.Decoder(Ready | Arrived | Ack | Nack)
-
-
-class WorkerSocket:
-    """One end of a worker's socket."""
-
-    def __init__(self, end: socket.socket, *, at_worker: bool) -> None:
-        self.end = end
-        self._decoder = _from_queue if at_worker else _from_worker
-        self._buffer = b""
-
-    def say(self, message: Struct) -> None:
-        """Send one message. Raises `OSError` when the other end is gone."""
-        self.end.sendall(_encode(message) + b"\n")
-
-    def hear(self) -> Iterator[Ready | Arrived | Ack | Nack | Deliver | Go]:
-        """Wait for messages and return them. Raises `EOFError` when the other end is gone."""
-        try:
-            received = self.end.recv(RECEIVE_BYTES)
-        except ConnectionError:
-            received = b""
-        if not received:
-            raise EOFError
-        *lines, self._buffer = (self._buffer + received).split(b"\n")
-        for line in lines:
-            yield self._decoder.decode(line)
+from_queue: msgspec.json.Decoder[Deliver | Go] = msgspec.json.Decoder(Deliver | Go)
+from_worker: msgspec.json.Decoder[Ready | Arrived | Ack | Nack] = msgspec.json.Decoder(
+    Ready | Arrived | Ack | Nack
+)
 
 
 KILLS_MIN = len(PHASES)

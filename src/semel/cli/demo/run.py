@@ -18,16 +18,17 @@ from semel.cli.demo.queue import (
     Arrived,
     Deliver,
     DemoPlan,
-    DemoQueue,
     Go,
     Hit,
     Mode,
     Nack,
     Phase,
     Ready,
-    WorkerSocket,
+    from_worker,
 )
-from semel.cli.demo.worker import LEASE_S, DemoFolder, Nursery
+from semel.cli.demo.worker import LEASE_S, DemoFolder, Order
+from semel.testing.redelivery import RedeliveryQueue
+from semel.testing.worker_processes import Nursery, WorkerSocket
 
 __all__ = ["DemoProgress", "Storm", "StormError"]
 
@@ -68,7 +69,7 @@ class Crewman(Struct):
     """One worker as the queue sees it."""
 
     pid: int
-    line: WorkerSocket
+    line: WorkerSocket[Ready | Arrived | Ack | Nack]
     ready: bool = False
     in_hand: set[int] = field(default_factory=set)
     resume_at: float = 0.0
@@ -91,7 +92,7 @@ class Storm:
         self._nursery = nursery
         self._folder = folder
         self._step = step
-        self._queue = DemoQueue(plan.sent)
+        self._queue = RedeliveryQueue(plan.sent)
         self._selector = selectors.DefaultSelector()
         self._crew: dict[int, Crewman] = {}
         self._cut_off: set[str] = set()
@@ -131,8 +132,8 @@ class Storm:
     # --- workers ---
 
     def _start(self) -> None:
-        pid, end = self._nursery.start(self._folder, self.progress.mode)
-        self._crew[pid] = Crewman(pid, WorkerSocket(end, at_worker=False))
+        pid, end = self._nursery.start(Order(str(self._folder), self.progress.mode))
+        self._crew[pid] = Crewman(pid, WorkerSocket(end, from_worker))
         self._selector.register(end, selectors.EVENT_READ, pid)
 
     def _end(self, man: Crewman) -> None:
@@ -181,8 +182,6 @@ class Storm:
                         self._on_ack(man, message)
                     case Nack():
                         self._on_nack(man, message)
-                    case _:
-                        raise StormError(f"a worker said {message!r}")
                 if man.pid not in self._crew:
                     return
         except EOFError:

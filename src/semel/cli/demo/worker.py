@@ -1,30 +1,27 @@
-"""The workers of the demo, and the process that starts them.
+"""The workers of the demo.
 
 A worker takes deliveries, applies their effect, acknowledges. It may be killed at any point.
 """
 
-import ctypes
 import os
-import select
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import uuid
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 import semel
-from semel.cli.demo.queue import Ack, Arrived, Deliver, Go, Mode, Nack, Phase, Ready, WorkerSocket
+from semel.cli.demo.queue import Ack, Arrived, Deliver, Go, Mode, Nack, Phase, Ready, from_queue
 from semel.stores import Store
+from semel.testing.worker_processes import Nursery, WorkerSocket
 
-__all__ = ["LEASE_S", "DemoFolder", "Nursery", "Order", "work"]
+__all__ = ["LEASE_S", "DemoFolder", "Order", "new_nursery", "start_worker", "work"]
 
 LEASE_S = 0.4
 """Short, so that the claims of killed workers end soon."""
@@ -44,16 +41,16 @@ class DemoFolder:
         self.effects: Path = folder / f"{mode}-effects.log"
         self.sink: Path = folder / f"{mode}-sink.db"
 
-    @property
-    def store(self) -> Store:
-        """The URL of the store. Only processes die here, not the computer: NORMAL is as safe, and faster."""
+    def new_store(self) -> Store:
+        """Return a new store on the file. Only processes die here, not the computer: NORMAL is as safe, and faster."""
         from semel.stores.sqlite import SqliteStore
 
         return SqliteStore(self.database, synchronous="NORMAL", busy_wait_s=60.0)
 
     def prepare(self) -> None:
         """Create the tables of the application, without unique keys on events."""
-        self.store.open()
+        with closing(self.new_store()) as store:
+            store.open()
         with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("CREATE TABLE ledger (event TEXT NOT NULL, worker INTEGER NOT NULL)")
         self.effects.touch()
@@ -72,7 +69,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def inbox_handler(place: DemoFolder) -> Handler:
     """Return a handler that commits effect and mark in one transaction."""
-    once = semel.open(place.store, consumer="demo", mode="inbox")
+    once = semel.open(place.new_store(), consumer="demo", mode="inbox")
     once.__enter__()  # connect now: inside our own transaction it would block on our lock
     connection = connect(place.database)
 
@@ -100,7 +97,7 @@ def inbox_handler(place: DemoFolder) -> Handler:
 def lease_handler(place: DemoFolder) -> Handler:
     """Return a handler with an effect outside: a file that takes duplicates, and a sink with idempotency keys."""
     policy = semel.Policy(wait_s=0, max_attempts=ATTEMPTS_MAX)
-    once = semel.open(place.store, consumer="demo", lease=LEASE_S, policy=policy)
+    once = semel.open(place.new_store(), consumer="demo", lease=LEASE_S, policy=policy)
     sink = connect(place.sink)
     effects = os.open(place.effects, os.O_WRONLY | os.O_APPEND)
 
@@ -173,7 +170,7 @@ def new_answer() -> str:
 def work(end: socket.socket, folder: Path, mode: Mode) -> None:
     """Serve deliveries from this socket until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the queue, which ends its workers itself
-    line = WorkerSocket(end, at_worker=True)
+    line = WorkerSocket(end, from_queue)
     handle = HANDLERS[mode](DemoFolder(folder, mode))
     line.say(Ready(os.getpid()))
     waiting: deque[Deliver] = deque()
@@ -212,12 +209,6 @@ def run_worker(end: socket.socket, folder: Path, mode: Mode) -> int:
     return 0
 
 
-_PR_SET_PDEATHSIG = 1
-_MESSAGE_BYTES = 4096
-_START = "from semel.cli.demo.worker import main; main()"
-_END_WAIT_S = 5.0
-
-
 class Order(msgspec.Struct, frozen=True):
     """A request for one worker."""
 
@@ -225,92 +216,12 @@ class Order(msgspec.Struct, frozen=True):
     mode: Mode
 
 
-class Nursery:
-    """The demo's connection to the process that starts workers. `close` leaves no process behind.
-
-    That process has all imports done and forks the workers, so a start takes milliseconds. When the demo ends or dies,
-    it kills the remaining workers and ends.
-    """
-
-    def __init__(self, errors: Path) -> None:
-        ours, theirs = socket.socketpair()
-        self._control = ours
-        with errors.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, "-c", _START], stdin=theirs.fileno(), stdout=log, stderr=log
-            )
-        theirs.close()
-
-    def start(self, folder: Path, mode: Mode) -> tuple[int, socket.socket]:
-        """Start a worker. Returns its process id and our end of its socket. Raises `OSError` if the pool has ended."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [msgspec.json.encode(Order(str(folder), mode))], [theirs.fileno()])
-        answer = self._control.recv(_MESSAGE_BYTES)
-        if not answer:
-            ours.close()
-            raise ConnectionError("the process that starts the workers has ended")
-        return int(answer), ours
-
-    def close(self) -> None:
-        """End every worker and the pool, and wait for it."""
-        self._control.close()
-        try:
-            self._process.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+def start_worker(end: socket.socket, order: bytes) -> int:
+    """Run one worker in a process that was just forked; returns its exit code."""
+    wanted = msgspec.json.decode(order, type=Order)
+    return run_worker(end, Path(wanted.folder), wanted.mode)
 
 
-def main() -> None:
-    """Serve orders from stdin, a socket, until it is closed; then kill the remaining workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = socket.socket(fileno=os.dup(0))
-    children: set[int] = set()
-    try:
-        while True:
-            if select.select((control,), (), (), 0.25)[0]:
-                order, ends, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
-                if not order:
-                    return
-                pid = _fork(control, msgspec.json.decode(order, type=Order), ends[0])
-                children.add(pid)
-                control.send(str(pid).encode())
-            _reap(children)
-    except OSError:
-        return
-    finally:
-        for pid in children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def _fork(control: socket.socket, order: Order, end: int) -> int:
-    pid = os.fork()
-    if pid:
-        os.close(end)
-        return pid
-    code = 1
-    try:
-        die_with_parent()
-        control.close()
-        os.close(0)
-        code = run_worker(socket.socket(fileno=end), Path(order.folder), order.mode)
-    finally:
-        os._exit(code)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, even while it is stopped. Linux only."""
-    if sys.platform == "linux":
-        libc: Any = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _reap(children: set[int]) -> None:
-    for pid in list(children):
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            children.discard(pid)
+def new_nursery(errors: Path) -> Nursery:
+    """Return the process that starts the demo's workers; their errors go to this file."""
+    return Nursery("semel.cli.demo.worker:start_worker", errors)

@@ -97,6 +97,7 @@ def import_keys(  # noqa: PLR0913, PLR0917 - one parameter for each option
     target.open()
     try:
         whose = settings.tenant or ""
+        StoreAccess(target, settings).check_window(length_us)
         chosen = _kind(StoreAccess(target, settings), whose, settings.consumer, kind)
         if not dry_run:
             StoreAccess(target, settings).note(

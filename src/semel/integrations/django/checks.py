@@ -3,7 +3,9 @@
 from typing import Any
 
 from semel.errors import SemelError
+from semel.http.rules import Rules
 from semel.integrations.django.client import database_url, settings_of
+from semel.outbox.sinks import sink_for
 
 __all__ = ["check_settings", "register"]
 
@@ -25,7 +27,10 @@ def check_settings(**_: Any) -> list[Any]:
 
     try:
         chosen = settings_of()
+        Rules(preset=chosen["PRESET"])
         store = chosen.get("STORE") or database_url(chosen["DATABASE"])
+        if chosen.get("SINK"):
+            sink_for(chosen["SINK"])
     except (SemelError, LookupError) as error:
         return [checks.Error(str(error), id="semel.E001")]
     found: list[Any] = []

@@ -1,7 +1,8 @@
 """The clients of the settings `SEMEL`, and inbox and outbox in the current `transaction.atomic()`.
 
 `SEMEL = {"STORE": "redis://...", "CONSUMER": "shop", "WINDOW": "24h", "DATABASE": "default"}`. Without `STORE` the
-records are in `DATABASE`, which must be PostgreSQL or SQLite. Inbox and outbox always use `DATABASE`.
+records are in `DATABASE`, which must be PostgreSQL or SQLite. Inbox and outbox always use `DATABASE`. With `SINK`, the
+process publishes the outbox's messages itself.
 """
 
 from threading import Lock
@@ -11,11 +12,12 @@ from urllib.parse import quote
 import semel
 from semel.client.client import Semel
 from semel.errors import UsageError
+from semel.integrations.django.relay import start_relay, stop_relay
 from semel.outbox import Message
 
 __all__ = ["SETTINGS", "client", "close", "database_url", "first", "publish", "settings_of"]
 
-SETTINGS = {"STORE", "CONSUMER", "WINDOW", "DATABASE", "REQUIRED"}
+SETTINGS = {"STORE", "CONSUMER", "WINDOW", "DATABASE", "SINK", "REQUIRED", "PRESET"}
 _clients: dict[str, Semel] = {}
 _lock = Lock()
 
@@ -27,7 +29,14 @@ def settings_of() -> dict[str, Any]:
     given: dict[str, Any] = getattr(settings, "SEMEL", {})
     if unknown := sorted(given.keys() - SETTINGS):
         raise UsageError(f"SEMEL has no setting {unknown[0]!r}; there are {', '.join(sorted(SETTINGS))}")
-    return {"CONSUMER": "django", "WINDOW": "24h", "DATABASE": "default", "REQUIRED": False, **given}
+    defaults = {
+        "CONSUMER": "django",
+        "WINDOW": "24h",
+        "DATABASE": "default",
+        "REQUIRED": False,
+        "PRESET": "ietf",
+    }
+    return {**defaults, **given}
 
 
 def client() -> Semel:
@@ -47,16 +56,24 @@ def first(key: str) -> bool:
 
 
 def publish(message: Message) -> str:
-    """Write a message in the current transaction; returns its id. `semel relay` publishes it after the commit.
+    """Write a message in the current transaction; returns its id.
 
-    Raises `NoTransaction` outside `transaction.atomic()`.
+    Raises `NoTransaction` outside `transaction.atomic()`. With the setting `SINK`, the commit starts the relay of this
+    process, which publishes the message at once. Without it, or if this process dies before, `semel relay` does so.
     """
+    from django.db import transaction  # type: ignore[import-untyped]
+
     chosen, inbox = _inbox()
-    return str(inbox.outbox(_connection(chosen)).publish(message))
+    identity = str(inbox.outbox(_connection(chosen)).publish(message))
+    if sink := chosen.get("SINK"):
+        source = database_url(chosen["DATABASE"])
+        transaction.on_commit(lambda: start_relay(source, sink), using=chosen["DATABASE"], robust=True)
+    return identity
 
 
 def close() -> None:
-    """Close the clients; for tests, and for processes that end."""
+    """Stop the relay and close the clients; for tests, and for processes that end."""
+    stop_relay()
     with _lock:
         for each in _clients.values():
             each.close()
@@ -65,7 +82,7 @@ def close() -> None:
 
 def database_url(alias: str) -> str:
     """Return the URL of one of Django's databases. Raises `UsageError` for other databases than the two."""
-    from django.db import connections  # type: ignore[import-untyped]
+    from django.db import connections
 
     chosen = connections[alias].settings_dict
     vendor = connections[alias].vendor

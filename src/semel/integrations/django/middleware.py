@@ -19,7 +19,6 @@ from semel.http.rules import (
     digest_of_credentials,
     is_stranger,
     key_in,
-    payload_of,
     record_key,
     too_large,
     verdict,
@@ -46,7 +45,8 @@ class IdempotencyMiddleware(Front[Semel]):
     """
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
-        super().__init__(client(), Rules(required=settings_of()["REQUIRED"]))
+        chosen = settings_of()
+        super().__init__(client(), Rules(required=chosen["REQUIRED"], preset=chosen["PRESET"]))
         self.get_response: Callable[[Any], Any] = get_response
 
     def caller(self, request: Any) -> str | None:
@@ -68,7 +68,14 @@ class IdempotencyMiddleware(Front[Semel]):
         except RequestRefused as refusal:
             return _response(refusal.reply)
         exchange = DjangoExchange(self, request)
-        return self._guard(exchange, record_key(request.method, _route(request), whose, key))
+        return self._guard(exchange, record_key(request.method, self._route(request), whose, key))
+
+    def _route(self, request: Any) -> str:
+        """Return the pattern of the request's path, such as `orders/<int:id>`; the path itself if none fits."""
+        if not self.rules.keeping.by_path:
+            with suppress(Resolver404):
+                return str(resolve(request.path_info).route)
+        return str(request.path_info)
 
     def _guard(self, exchange: "DjangoExchange", key: str) -> Any:
         try:
@@ -80,7 +87,7 @@ class IdempotencyMiddleware(Front[Semel]):
             outcome = Unavailable(error)
         if type(outcome) is Unavailable and self.rules.fail_open:
             return self.get_response(exchange.request)
-        reply = answer(self.rules.docs, outcome, exchange.own)
+        reply = answer(self.rules, outcome, exchange.own)
         if reply is exchange.own:
             name, value = self.max_age()
             exchange.response[name.decode()] = value.decode()
@@ -94,7 +101,7 @@ class DjangoExchange:
     def __init__(self, middleware: IdempotencyMiddleware, request: Any) -> None:
         self.request: Any = request
         path, query = request.path.encode(), request.META.get("QUERY_STRING", "").encode()
-        self.payload: bytes = payload_of(path, query, request.body)
+        self.payload: bytes = middleware.rules.payload(path, query, request.body)
         self.response: Any = None
         self.own: Reply | None = None
         self._middleware = middleware
@@ -111,14 +118,6 @@ class DjangoExchange:
 
 def _serve(exchange: DjangoExchange) -> Any:
     return exchange.run()
-
-
-def _route(request: Any) -> str:
-    """Return the pattern of the request's path, such as `orders/<int:id>`; the path itself if none fits."""
-    try:
-        return str(resolve(request.path_info).route)
-    except Resolver404:
-        return str(request.path_info)
 
 
 def _response(reply: Reply) -> Any:

@@ -107,7 +107,7 @@ def refusal(name: str, error: object) -> SinkRefused:
 
 BEGIN_MAX_S = 2.0
 """After this time no more rows of a batch are sent, so that confirmed ones are recorded soon and `stop()`
-stop, soon; the rest comes with the next batch."""
+takes effect soon; the rest comes with the next batch."""
 HELD = NotPublished("an earlier message of its aggregate was not published")
 LATER = NotPublished("left for the next batch")
 

@@ -11,7 +11,18 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.errors import SemelError
-from semel.server.dashboard import checks, overview, records, stores, windows
+from semel.server.dashboard import (
+    checks,
+    consumer,
+    failures,
+    flight,
+    outbox,
+    overview,
+    records,
+    stores,
+    streams,
+    windows,
+)
 from semel.server.dashboard.auth import LoginNeeded, form_of, log_in, log_out
 from semel.server.dashboard.rendering import Sealed, asset, page
 from semel.server.dashboard.state import Dashboard
@@ -19,7 +30,7 @@ from semel.server.problems import HttpProblem, problem_of
 
 __all__ = ["create_pages"]
 
-PAGES = (overview, records, windows, stores, checks)
+PAGES = (overview, failures, records, flight, consumer, windows, outbox, streams, stores, checks)
 
 
 def create_pages(desk: Dashboard) -> Starlette:

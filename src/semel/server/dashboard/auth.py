@@ -75,6 +75,7 @@ async def viewer_of(request: Request, service: Service) -> Viewer:
     caller = caller_for(token)
     service.pace(caller.name)
     service.start_paying(caller)
+    service.costs.check_scan(caller)  # nearly every page counts or lists
     return Viewer(caller, has_token=True)
 
 

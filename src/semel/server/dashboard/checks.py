@@ -2,33 +2,27 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from semel.core.commands import Page, Scan
-from semel.core.protocols import AsyncStore, Store
+from semel.core.protocols import Store
 from semel.keys.limits import CONSUMER_BYTES_MAX
 from semel.observe.doctor import Finding, examine
-from semel.observe.explain import Explanation
-from semel.observe.explain import explain as explained
 from semel.observe.formatting import now_us, redact
-from semel.observe.guarantees import WINDOWS, Weakness
-from semel.observe.probes import weaknesses
-from semel.observe.window_in_force import WindowInForce
+from semel.observe.guarantees import WINDOWS
 from semel.runtime import audit
 from semel.server.dashboard.auth import Viewer
 from semel.server.dashboard.state import Dashboard, range_of
 from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for
-from semel.types import Mode
 
 __all__ = ["routes"]
 
-LEASE_US = 30 * 10**6
 CONSUMERS_MAX = 30
 AUDIT_ROWS = 200
 HOUR_CHARS = len("2026-11-17T12")
@@ -53,11 +47,12 @@ def routes(desk: Dashboard) -> list[Route]:
     async def check(request: Request) -> Response:
         viewer = await desk.overseer(request)
         settings = await desk.figures.settings()
-        windows = {
-            place: await desk.looks.window_in_force(settings.windows, *place)
-            for place in sorted(settings.modes)[:CONSUMERS_MAX]
-        }
-        told = await asyncio.to_thread(_explain_consumers, desk, settings, windows)
+        told = []
+        places = sorted(settings.modes)[:CONSUMERS_MAX]
+        windows = await desk.looks.windows_in_force(settings.windows, places)
+        for place, window in zip(places, windows, strict=True):
+            told.append((place, window, await desk.explainer.explain(settings.modes[place], window.us)))
+        told.sort(key=lambda each: (each[2].holds, not each[2].weaknesses))  # trouble first
         return await desk.page(request, viewer, "check.html", {"told": told, "crashes": WINDOWS})
 
     async def doctor(request: Request) -> Response:
@@ -79,34 +74,7 @@ def routes(desk: Dashboard) -> list[Route]:
     ]
 
 
-def _explain_consumers(
-    desk: Dashboard, settings: Any, windows: Mapping[tuple[str, str], WindowInForce]
-) -> list[tuple[tuple[str, str], WindowInForce, Explanation]]:
-    """Explain each consumer by its mode and window, as `semel explain` without options."""
-    store, live = _probe_store(desk)
-    return [
-        (place, window, _one(store, settings.modes[place], window.us, live))
-        for place, window in windows.items()
-    ]
-
-
-def _probe_store(desk: Dashboard) -> tuple[Store | AsyncStore, list[Weakness]]:
-    """Return the store and the weaknesses that its servers show; a remote server is queried on its own connection."""
-    used = desk.service.runtime.store
-    if isinstance(used, Store):
-        return used, weaknesses(used)
-    store = store_for(desk.service.settings.store)
-    if not isinstance(store, Store):
-        return used, []
-    store.open()
-    try:
-        return store, weaknesses(store)
-    finally:
-        store.close()
-
-
-def _one(store: Any, mode: Mode, window: int, live: Any) -> Explanation:
-    return explained(store, mode, window_us=window, lease_us=LEASE_US, live=live)
+LEVELS = ("error", "warning", "ok")
 
 
 def _examine(url: str) -> list[Finding]:
@@ -120,7 +88,8 @@ def _examine(url: str) -> list[Finding]:
         ]
     if not isinstance(store, Store):
         return [Finding("connection", "warning", f"{store.name} serves event loops only: not examined")]
-    return [Finding(each.check, each.level, redact(each.what), each.fix) for each in examine(store)]
+    found = [replace(each, what=redact(each.what)) for each in examine(store)]
+    return sorted(found, key=lambda each: LEVELS.index(each.level))  # trouble first
 
 
 async def _audit_entries(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEntry]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from semel.core.commands import ReadSettings, StoreSettings, answer_or_raise
 from semel.core.ids import is_own
@@ -20,6 +21,7 @@ from semel.observe.counters import (
     StoreCounts,
     quantile,
 )
+from semel.observe.formatting import duration_text, plural
 from semel.observe.rollups import Writer, hours
 from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, StoreReader
 from semel.types import Mode
@@ -199,6 +201,8 @@ def _at(cells: dict[int, RollupCell], first: int) -> RollupCell:
 
 ALARM = 0.01
 """The share of duplicates that deserves attention: the line in the chart, and the alert's threshold."""
+ALARM_EVENTS = 100
+"""Of so few deliveries the share says little, as in the alert: one duplicate of three wakes nobody."""
 HEADER_MINUTES = 60
 HEADER_LIVE_S = 0.5
 SETTINGS_LIVE_S = 5.0
@@ -256,23 +260,12 @@ class Figures:
             "duplicates": counts.duplicates,
             "rate": _share(counts.duplicates, counts.received),
             "failed": counts.failed + counts.errored,
-            "in_flight": None
-            if tenant is not None
-            else self._in_flight(cells.get(at) for at in range(minute - 2, minute + 1)),
-            "alarm": bool(counts.received) and counts.duplicates / counts.received > ALARM,
+            "alarm": is_alarming(counts.duplicates, counts.received),
         }
         if len(self._headers) > 1000:  # noqa: PLR2004 - tenants that looked once
             self._headers.clear()
         self._headers[tenant] = (self._clock(), made)
         return made
-
-    def _in_flight(self, cells: Iterable[RollupCell | None]) -> int:
-        last = RollupCell()
-        for cell in cells:
-            if cell is not None:
-                last.held |= cell.held
-        last.held[self._mark] = self._tally.in_flight()[0]
-        return last.in_flight
 
     async def lines(self, chosen: Range, tenant: str | None, consumer: str = "") -> dict[str, Any]:
         """Return the data of the charts: columns of equal length, one value per point, and their totals."""
@@ -333,18 +326,28 @@ class Figures:
         """Return all figures of a range, including those of the store."""
         return await self._book.total(self._book.minute - chosen.minutes + 1)
 
-    async def lags(self, tenant: str | None, consumer: str = "") -> ConsumerCounters:
-        """Return the redelivery lags of the last seven days."""
-        return (await self._book.total(self._book.minute - WEEK_MINUTES)).total(tenant, consumer)
+    async def lags(self, tenant: str | None, consumer: str = "") -> tuple[ConsumerCounters, float]:
+        """Return the counts of the last seven days, and for how many seconds of them there are any."""
+        minute, total = self._book.minute, ConsumerCounters()
+        began: int | None = None
+        for first, cell in sorted((await self._book.cells(minute - WEEK_MINUTES)).items()):
+            counts = cell.total(tenant, consumer)
+            if began is None and counts.received:
+                began = first
+            total.add(counts)
+        return total, 0.0 if began is None else max(60.0, self._tally.now_s - 60.0 * began)
 
 
-_COLUMNS = ("t", "received", "processed", "duplicates", "failed", "rate", "p50", "p99", "in_flight")
+_COLUMNS = (
+    "t", "received", "processed", "duplicates", "failed", "rate", "p50", "p99", "in_flight",
+    "handler_p50", "handler_p95",
+)  # fmt: skip
 
 
 def _append(
     columns: dict[str, list[Any]], point: int, cell: RollupCell, counts: ConsumerCounters, elapsed_s: float
 ) -> None:
-    half, most = (quantile(cell.store.took, TOOK_S, part) for part in (0.5, 0.99))
+    half, most = (_ms(cell.store.took, part) for part in (0.5, 0.99))
     values = (
         point * 60,
         counts.received / elapsed_s,
@@ -352,12 +355,19 @@ def _append(
         counts.duplicates / elapsed_s,
         (counts.failed + counts.errored) / elapsed_s,
         100 * counts.duplicates / counts.received if counts.received else None,
-        None if half is None else 1000 * half,
-        None if most is None else 1000 * most,
+        half,
+        most,
         cell.in_flight,
+        _ms(counts.took, 0.5),
+        _ms(counts.took, 0.95),
     )
     for name, value in zip(_COLUMNS, values, strict=True):
         columns[name].append(round(value, 4) if isinstance(value, float) else value)
+
+
+def _ms(took: dict[int, int], part: float) -> float | None:
+    found = quantile(took, TOOK_S, part)
+    return None if found is None else 1000 * found
 
 
 def _totals(counts: ConsumerCounters) -> dict[str, Any]:
@@ -387,23 +397,41 @@ def _row(
         "mode": mode,
         "window_us": windows.get((*name, "")),
         "observed": counts.observed,
+        "alarm": is_alarming(counts.duplicates, counts.received),
+        "few": 0 < counts.received <= ALARM_EVENTS,
         **_totals(counts),
     }
+
+
+def is_alarming(duplicates: int, received: int) -> bool:
+    """Whether the share of duplicates deserves attention."""
+    return received > ALARM_EVENTS and duplicates / received > ALARM
 
 
 def _share(part: int, whole: int) -> float | None:
     return min(1.0, part / whole) if whole else None
 
 
-def advice(counts: ConsumerCounters, current_us: int | None) -> tuple[Advice | None, str]:
-    """Return the advice for these lags, or the reason why there is none."""
+LITTLE_S = 86400.0
+"""Advice from less than a day says so: a day has its peaks and its nightly jobs."""
+
+
+def advice(counts: ConsumerCounters, span_s: float, current_us: int | None) -> tuple[Advice | None, str]:
+    """Return the advice for the lags of `span_s` seconds, or the reason why there is none."""
     number = sum(counts.lags.values())
     thin = max(1.0, number / LAGS_MAX)
     seconds: list[float] = []
     for at in sorted(counts.lags):
         seconds += [LAGS_S[at]] * max(1, round(counts.lags[at] / thin))
-    lags = Lags(tuple(seconds), counts.processed, WEEK_MINUTES * 60.0)
+    lags = Lags(tuple(seconds), counts.processed, span_s)
     try:
-        return advise(lags, current_s=(current_us or DEFAULT_WINDOW_US) / 1e6), ""
+        advised = advise(lags, current_s=(current_us or DEFAULT_WINDOW_US) / 1e6)
     except UsageError as error:
         return None, str(error)
+    if span_s < LITTLE_S:
+        little = (
+            f"this is little to go by: {plural(number, 'duplicate')} in {duration_text(round(span_s) * 10**6)};"
+            " look again after a day, and keep a longer window until then"
+        )
+        advised = replace(advised, warnings=(little, *advised.warnings))
+    return advised, ""

@@ -10,8 +10,9 @@ from msgspec import Struct
 from semel.observe import events
 from semel.runtime.process import restart_after_fork
 from semel.types import FOREVER, Record
+from semel.windows import is_endless
 
-__all__ = ["RecentEvent", "Tail", "TimelinePoint", "strip"]
+__all__ = ["KINDS", "RecentEvent", "Tail", "TimelinePoint", "strip"]
 
 SEEN_MAX = 5000
 _KEPT: dict[type[events.HookEvent], str] = {
@@ -28,6 +29,10 @@ _KEPT: dict[type[events.HookEvent], str] = {
     events.Unrecorded: "unrecorded",
     events.Duplicate: "duplicate",
 }
+
+
+KINDS: tuple[str, ...] = tuple(_KEPT.values())
+"""The outcomes by which the live list is filtered."""
 
 
 class RecentEvent(Struct, frozen=True, gc=False):
@@ -78,11 +83,15 @@ class Tail:
                 )
             )
 
-    def last(self, limit: int, tenant: str | None, consumer: str = "", what: str = "") -> list[RecentEvent]:
-        """Return events, the newest first: of a tenant (`None`: all), a consumer, a kind."""
+    def last(
+        self, limit: int, tenant: str | None, consumer: str = "", what: str = "", prefix: str = ""
+    ) -> list[RecentEvent]:
+        """Return events, the newest first: of a tenant (`None`: all), a consumer, a kind, keys that begin so."""
         found: list[RecentEvent] = []
         for seen in self._newest():
-            if tenant in (None, seen.tenant) and consumer in ("", seen.consumer) and what in ("", seen.what):
+            if tenant not in (None, seen.tenant) or not seen.key.startswith(prefix):
+                continue
+            if consumer in ("", seen.consumer) and what in ("", seen.what):
                 found.append(seen)
                 if len(found) == limit:
                     break
@@ -177,7 +186,11 @@ def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) 
                 text,
             )
         )
-    if record.expires_at_us != FOREVER and record.state in ("done", "failed"):
+    if (
+        record.expires_at_us != FOREVER
+        and record.state in ("done", "failed")
+        and not is_endless(record.expires_at_us - now)
+    ):
         stops.append(
             TimelinePoint(record.expires_at_us, "window ends", "ahead", "from then on it is new again")
         )

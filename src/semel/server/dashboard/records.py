@@ -1,8 +1,7 @@
-"""Search, the timeline of one event, the actions of operators, and claims in flight."""
+"""Search, the live list, the timeline of one event, and the actions of operators on it."""
 
 import asyncio
 import re
-import time
 from typing import Any
 from urllib.parse import quote
 
@@ -10,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from semel.codec import encode
-from semel.core.commands import Forget, Lookup, Page, Resolve, Scan, answer_or_raise
+from semel.core.commands import Forget, Lookup, Page, Scan, answer_or_raise
 from semel.core.ids import is_own
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
@@ -19,15 +17,16 @@ from semel.observe.formatting import claim_of, document, now_us, summary
 from semel.runtime import audit
 from semel.server.auth import permit
 from semel.server.dashboard.auth import Viewer, form_of
-from semel.server.dashboard.recent_events import strip
+from semel.server.dashboard.flight import release
+from semel.server.dashboard.recent_events import KINDS, strip
 from semel.server.dashboard.rendering import DASH
+from semel.server.dashboard.resolving import resolve_item
 from semel.server.dashboard.state import Dashboard
-from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, records_of
+from semel.server.dashboard.store_reader import records_of
 from semel.server.problems import HttpProblem
-from semel.types import Absent, Busy, Id, Lost, Record, State
-from semel.windows import resolve
+from semel.types import Absent, Busy, Lost, Record, State
 
-__all__ = ["address", "routes"]
+__all__ = ["routes"]
 
 PAGE_ROWS = 50
 TAIL_ROWS = 40
@@ -46,15 +45,12 @@ def routes(desk: Dashboard) -> list[Route]:
 
     async def tail(request: Request) -> Response:
         viewer = await desk.viewer(request)
-        consumer, what = (request.query_params.get(name, "") for name in ("consumer", "what"))
-        seen = desk.tail.last(TAIL_ROWS, viewer.tenant, consumer, what)
-        values = {"seen": seen, "address": address, "instance": desk.instance}
-        return await desk.page(request, viewer, "_tail.html", values)
+        return await desk.page(request, viewer, "_tail.html", _tail(desk, viewer, request))
 
     async def event(request: Request) -> Response:
         viewer = await desk.viewer(request)
         record = await _record(desk, viewer, request)
-        return await desk.page(request, viewer, "event.html", await _event(desk, record))
+        return await desk.page(request, viewer, "event.html", await _event(desk, viewer, record))
 
     async def forget(request: Request) -> Response:
         viewer = await desk.viewer(request)
@@ -62,6 +58,7 @@ def routes(desk: Dashboard) -> list[Route]:
         viewer.require("admin")
         record = await _record(desk, viewer, request)
         await _forget(desk, viewer, record, form.get("force") == "yes")
+        desk.snapshots.expire()
         return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=forgotten", 303)
 
     async def replay(request: Request) -> Response:
@@ -70,6 +67,7 @@ def routes(desk: Dashboard) -> list[Route]:
         viewer.require("admin")
         record = await _record(desk, viewer, request)
         await _replay(desk, viewer, record, form.get("fence", ""))
+        desk.snapshots.expire()
         return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=replayed", 303)
 
     async def decide(request: Request) -> Response:
@@ -78,7 +76,22 @@ def routes(desk: Dashboard) -> list[Route]:
         viewer.require("admin")
         record = await _record(desk, viewer, request)
         await _decide(desk, viewer, record, form)
+        desk.snapshots.expire()
         return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=decided", 303)
+
+    async def let_go(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        form = await form_of(request)
+        viewer.require("admin")
+        record = await _record(desk, viewer, request)
+        if form.get("fence", "") != str(record.fence) or not record.owner:
+            raise _problem_of_change()
+        if claim_of(record, desk.now_us) == "running" and form.get("force") != "yes":
+            raise HttpProblem(409, "running", "the claim runs: wait for it, or tick the box to take it away")
+        if not await release(desk, viewer, record.id, record.owner, record.fence):
+            raise _problem_of_change()
+        desk.snapshots.expire()
+        return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=released", 303)
 
     one = "/event/{consumer}/{key:path}"
     return [
@@ -88,15 +101,23 @@ def routes(desk: Dashboard) -> list[Route]:
         Route("/forget/{consumer}/{key:path}", forget, methods=["POST"]),
         Route("/replay/{consumer}/{key:path}", replay, methods=["POST"]),
         Route("/decide/{consumer}/{key:path}", decide, methods=["POST"]),
-        *_flight_routes(desk),
+        Route("/release/{consumer}/{key:path}", let_go, methods=["POST"]),
     ]
 
 
-def address(record_id: Id, verb: str = "event") -> str:
-    """Return the path of the page of a record."""
-    tenant, consumer, key = record_id
-    of = f"?tenant={quote(tenant, safe='')}" if tenant else ""
-    return f"/ui/{verb}/{quote(consumer, safe='')}/{quote(key, safe='')}{of}"
+def _tail(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
+    """Return the latest events: of a consumer, an outcome, and, for those who may see keys, a beginning of the key."""
+    asked = request.query_params
+    chosen = {name: asked.get(f"tail_{name}", "").strip() for name in ("consumer", "what", "prefix")}
+    if not viewer.is_admin:  # whether it matches would tell the key
+        chosen["prefix"] = ""
+    seen = desk.tail.last(TAIL_ROWS, viewer.tenant, **chosen)
+    return {
+        "seen": seen,
+        "tail": chosen,
+        "kinds": KINDS,
+        "instance": desk.instance,
+    }
 
 
 async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
@@ -112,11 +133,10 @@ async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str
         "state": state,
         "states": STATES,
         "names": sorted({name for _, name in scopes}),
-        "address": address,
-        "seen": desk.tail.last(TAIL_ROWS, viewer.tenant),
-        "instance": desk.instance,
+        **_tail(desk, viewer, request),
         "done": asked.get("done", ""),
         "records": [],
+        "prefixed": asked.get("begins") == "yes",
         "cursor": None,
         "searched": bool(query or state or consumer),
         "listed": False,
@@ -125,6 +145,7 @@ async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str
     try:
         if query:
             check_key(query)
+        if query and not values["prefixed"]:
             wanted = [scope for scope in scopes if consumer in ("", scope[1])][:SCOPES_MAX]
             answers = await desk.looks.quick([Lookup((*scope, query)) for scope in wanted])
             values["records"] = [_row(each) for each in records_of(answers)]
@@ -143,6 +164,19 @@ async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str
 
 def _row(record: Record) -> dict[str, Any]:
     return {"id": record.id, **summary(record, now_us()), "first_seen_us": record.first_seen_us}
+
+
+async def _redelivery(desk: Dashboard, record: Record) -> dict[str, Any]:
+    """Return where a new delivery of this event must come from, as far as that is known."""
+    sources = {
+        source
+        for worker in await desk.workers.first() or ()
+        for tenant, consumer, source in worker.sources
+        if (tenant, consumer) == record.id[:2]
+    }
+    letters = desk.letters.last()
+    dead = [source.name for source in (letters.sources if letters else ()) if record.id[1:] in source.events]
+    return {"sources": sorted(sources), "dead_at": dead}
 
 
 async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:
@@ -166,8 +200,8 @@ async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:
     return record
 
 
-async def _event(desk: Dashboard, record: Record) -> dict[str, Any]:
-    now = now_us()
+async def _event(desk: Dashboard, viewer: Viewer, record: Record) -> dict[str, Any]:
+    now = desk.now_us
     try:
         kept = await desk.taker.find_event(record)
     except StoreUnavailable:  # the table does not answer; show the record anyway
@@ -177,7 +211,7 @@ async def _event(desk: Dashboard, record: Record) -> dict[str, Any]:
         "record": record,
         "shown": shown,
         "strip": strip(record, desk.tail.of(record.id), now, desk.instance),
-        "address": address,
+        "comes_from": await _redelivery(desk, record) if viewer.sees_all else {"sources": [], "dead_at": []},
         "dash": DASH,
         "running": shown["claim"] == "running",
         "replayable": kept is not None,
@@ -210,69 +244,13 @@ async def _replay(desk: Dashboard, viewer: Viewer, record: Record, fence: str) -
 
 
 async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
-    to = form.get("to", "")
-    if to not in ("done", "absent") or not FENCE.fullmatch(form.get("fence", "")):
+    if not FENCE.fullmatch(form.get("fence", "")):
         raise HttpProblem(422, "invalid", "choose whether it happened: done or absent")
     settings = await desk.figures.settings()
-    window = resolve(settings.windows, record.tenant, record.consumer, record.event_type, DEFAULT_WINDOW_US)
-    value = encode(None) if to == "done" else None
-    item = Resolve(record.id, int(form["fence"]), to, value, window)  # type: ignore[arg-type]  # looked at above
+    item = resolve_item(record.id, int(form["fence"]), record.event_type, form, settings)
     if isinstance(await desk.service.one(viewer.caller, item), Lost):
         raise _problem_of_change()
 
 
 def _problem_of_change() -> HttpProblem:
     return HttpProblem(409, "changed", "the event has changed since the page was loaded; reload it")
-
-
-FLIGHT_ROWS_MAX = 200
-FLIGHT_S = 1.5
-SLOW_SHARE = 10.0
-"""A listing is cached for this many times its duration."""
-
-
-def _flight_routes(desk: Dashboard) -> list[Route]:
-    """The page of claims in flight: the age of each, and its lease."""
-    known: dict[str | None, tuple[float, list[Record]]] = {}
-
-    async def claims(viewer: Viewer) -> dict[str, Any]:
-        until, records = known.get(viewer.tenant, (0.0, []))
-        if time.monotonic() >= until:
-            began = time.monotonic()
-            page: Page = await desk.looks.slow(Scan(viewer.tenant, None, "claimed", limit=FLIGHT_ROWS_MAX))
-            records = [each for each in page.records if not is_own(each.tenant, each.consumer)]
-            took_s = time.monotonic() - began
-            if len(known) > FLIGHT_ROWS_MAX:
-                known.clear()
-            known[viewer.tenant] = (time.monotonic() + max(FLIGHT_S, SLOW_SHARE * took_s), records)
-        now = now_us()
-        rows = sorted((_flight_row(viewer, each, now) for each in records), key=lambda row: -row["age_s"])
-        return {"claims": rows, "address": address, "rows_max": FLIGHT_ROWS_MAX}
-
-    async def flight(request: Request) -> Response:
-        viewer = await desk.viewer(request)
-        return await desk.page(request, viewer, "flight.html", await claims(viewer))
-
-    async def part(request: Request) -> Response:
-        viewer = await desk.viewer(request)
-        return await desk.page(request, viewer, "_flight.html", await claims(viewer))
-
-    return [Route("/flight", flight), Route("/parts/flight", part)]
-
-
-def _flight_row(viewer: Viewer, record: Record, now: int) -> dict[str, Any]:
-    began = max(
-        record.fence, record.first_seen_us
-    )  # the fence of a claim is its time, unless clocks went back
-    age_s, left_s = max(0.0, (now - began) / 1e6), (record.lease_until_us - now) / 1e6
-    whole_s = age_s + max(0.0, left_s)
-    return {
-        "id": record.id,
-        "key": viewer.key(record.id),
-        "what": claim_of(record, now),
-        "attempt": record.attempt,
-        "age_s": age_s,
-        "left_s": left_s,
-        "share": 1.0 if left_s <= 0 else age_s / whole_s if whole_s else 0.0,
-        "journaled": record.journal is not None,
-    }

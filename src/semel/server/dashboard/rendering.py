@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.observe.formatting import duration_text, exact_text, plural
+from semel.server.dashboard.addresses import address, consumer_address, failures_address
 
 __all__ = ["Sealed", "asset", "page"]
 
@@ -118,6 +119,11 @@ def _make_environment() -> Environment:
     }
     made.globals["version"] = version("semel")
     made.globals["static"] = STATIC
+    made.globals |= {
+        "address": address,
+        "consumer_address": consumer_address,
+        "failures_address": failures_address,
+    }
     return made
 
 

@@ -11,15 +11,21 @@ from starlette.responses import Response
 
 from semel.errors import StoreError
 from semel.observe.counters import CounterHook
+from semel.observe.dedup_progress import SeenDedup, dedups
 from semel.observe.rollups import Asking, Writer
-from semel.observe.workers import BEAT_S, Heartbeat
+from semel.observe.workers import BEAT_S, Heartbeat, SeenWorker, workers
 from semel.runtime.generators import adrive
 from semel.runtime.process import logging
 from semel.runtime.tasks import end_tasks
 from semel.server.dashboard.auth import Viewer, viewer_of
+from semel.server.dashboard.dead_letters import DeadLetterReader, Letters
 from semel.server.dashboard.figures import RANGES, Figures, Range, RollupReader
+from semel.server.dashboard.guarantees import Explainer
+from semel.server.dashboard.outbox import OutboxReader, StuckRows
 from semel.server.dashboard.recent_events import Tail
+from semel.server.dashboard.refreshed import Refreshed
 from semel.server.dashboard.rendering import page
+from semel.server.dashboard.snapshots import Snapshot, Snapshots
 from semel.server.dashboard.store_reader import StoreReader
 from semel.server.events import Events
 from semel.server.service import Service
@@ -28,6 +34,10 @@ __all__ = ["Dashboard"]
 
 FLUSH_S = 60.0
 DEFAULT_RANGE = "1h"
+OUTBOX_EVERY_S = 15.0
+LETTERS_EVERY_S = 60.0
+"""Looking at dead letters hides them from others for a moment at some brokers."""
+WORKERS_EVERY_S = 5.0
 LIVE_MAX = 100
 """The most live pages at a time."""
 LIVE_PER_TOKEN_MAX = 20
@@ -50,7 +60,28 @@ class Dashboard:
         self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
         self.listeners: Counter[str] = Counter()
         """Live pages by token."""
+        self.snapshots: Snapshots = Snapshots(self.looks, lambda: tally.now_s)
+        self.outbox: OutboxReader = OutboxReader(service.settings.store if service.is_of_settings else "")
+        self.stuck_rows: Refreshed[StuckRows] = Refreshed(self.outbox.stuck, OUTBOX_EVERY_S)
+        self.workers: Refreshed[list[SeenWorker]] = Refreshed(self._seen_workers, WORKERS_EVERY_S)
+        self.dedups: Refreshed[list[SeenDedup]] = Refreshed(self._seen_dedups, WORKERS_EVERY_S)
+        self.dead_letters: DeadLetterReader = DeadLetterReader(service, self.workers.first)
+        self.letters: Refreshed[Letters] = Refreshed(self.dead_letters.read, LETTERS_EVERY_S)
+        self.explainer: Explainer = Explainer(service)
         self._flusher: asyncio.Task[None] | None = None
+
+    async def _seen_workers(self) -> list[SeenWorker]:
+        found: list[SeenWorker] = await self.looks.ask_own(workers())
+        return found
+
+    async def _seen_dedups(self) -> list[SeenDedup]:
+        found: list[SeenDedup] = await self.looks.ask_own(dedups())
+        return found
+
+    @property
+    def now_us(self) -> int:
+        """The store's clock, estimated."""
+        return round(1e6 * self._tally.now_s)
 
     async def open(self) -> None:
         """Start to write rollups."""
@@ -64,7 +95,16 @@ class Dashboard:
             await self._write(self._writer.close())
             if self._heartbeat.was_written:
                 await self._beat(stopped=True)
-        await self.looks.close()
+        for each in (
+            self.snapshots,
+            self.stuck_rows,
+            self.letters,
+            self.workers,
+            self.dedups,
+            self.explainer,
+            self.looks,
+        ):
+            await each.close()
 
     async def _flush(self) -> None:
         while True:
@@ -114,9 +154,34 @@ class Dashboard:
     ) -> Response:
         """Render a whole page, or only the part that a partial request asks for."""
         always = {"viewer": viewer, "chosen": range_of(request), "ranges": RANGES, "store": self.store_name}
-        always["header"] = await self.figures.header(viewer.tenant)
+        if request.query_params.get("count") == "now":
+            self.snapshots.of(viewer.tenant).expire()
+        always["header"] = await self.header(viewer)
         always["path"] = request.url.path
         return page(name, always | (values or {}), status)
+
+    async def header(self, viewer: Viewer) -> dict[str, Any]:
+        """Return the counters of every page: the last hour, and what the last snapshot counted."""
+        figures = await self.figures.header(viewer.tenant)
+        snapshot = self.snapshots.of(viewer.tenant).last()
+        return figures | {
+            "in_flight": snapshot.running if snapshot else None,
+            "failing": self.failing(viewer, snapshot),
+            "bounded": snapshot is not None and snapshot.is_bounded("running"),
+        }
+
+    def failing(self, viewer: Viewer, snapshot: Snapshot | None) -> int:
+        """Return how many events, dead letters and messages need a person, as far as the user may see them."""
+        number = snapshot.failing if snapshot else 0
+        if viewer.sees_all:
+            letters, rows = self.letters.last(), self.stuck_rows.last()
+            number += rows.number if rows else 0
+            if letters:  # an event that was given up and its letter are one failure
+                cases = snapshot.cases if snapshot else ()
+                events = letters.events
+                both = sum(case.is_failing and case.id[1:] in events for case in cases) if events else 0
+                number += max(0, letters.number - both)
+        return number
 
     @property
     def store_name(self) -> str:

@@ -5,17 +5,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core.commands import Answer, Count, Item, Scan, answer_or_raise
+from semel.core.commands import Answer, Count, Item, Page, Scan, answer_or_raise
 from semel.core.ids import is_own
 from semel.errors import StoreUnavailable
 from semel.observe.rollups import Asking
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.runtime.generators import adrive
 from semel.server.auth import permit_tenant
+from semel.server.dashboard.refreshed import FIRST_S, Refreshed
 from semel.server.limits import PAYER, account_of
 from semel.server.service import Service
-from semel.server.slow_lane import send_to
-from semel.types import Record, Stats, Unavailable
+from semel.server.slow_lane import SlowLane, send_to
+from semel.types import Record, Unavailable
 
 __all__ = ["DEFAULT_WINDOW_US", "StoreReader"]
 
@@ -23,12 +24,11 @@ DEFAULT_WINDOW_US = 24 * 3600 * 10**6
 """The default of a client."""
 ITEMS_MAX = 400
 """Lookups in one round trip."""
-COUNT_EVERY_S = 10.0
-COUNT_SHARE = 0.05
-"""The largest share of time for counting: slow counts are made seldom."""
-COUNTS_MAX = 100
-"""The most tenants with cached counts."""
-FIRST_COUNT_S = 3.0
+EVERY_S = 2.0
+AT_ONCE = 8
+"""Consumers whose records are looked for at the same time: fewer than may wait in the slow lane."""
+CONSUMERS_MAX = 200
+"""The most consumers with finished records in memory."""
 LANE = "dashboard"
 """The queue name of counts in the background."""
 
@@ -42,15 +42,8 @@ class StoreReader:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._stats: dict[str | None, tuple[float, Stats]] = {}
-        self._due: dict[str | None, float] = {}
-        self._counting: dict[str | None, asyncio.Task[None]] = {}
-
-    async def close(self) -> None:
-        """Cancel running counts."""
-        for task in self._counting.values():
-            task.cancel()
-        await asyncio.gather(*self._counting.values(), return_exceptions=True)
+        self._finished: dict[tuple[str, str], Refreshed[Page]] = {}
+        """Some finished records of each consumer that somebody looks at."""
 
     async def quick(self, items: Sequence[Item]) -> list[Answer]:
         """Read records by key, without batching with other callers. Raises `StoreUnavailable`, `HttpProblem`."""
@@ -74,53 +67,61 @@ class StoreReader:
         _permit(item)
         return await self.scan_own(item)
 
+    async def in_background(self, item: Count | Scan) -> Any:
+        """List or count for all pages, beside the slow lane. Raises `StoreUnavailable`, `HttpProblem`."""
+        _permit(item)
+        return await self._ask(self._service.background, item)
+
     async def scan_own(self, item: Count | Scan) -> Any:
         """List semel's own records. Raises `StoreUnavailable`."""
+        return await self._ask(self._service.slow, item)
+
+    async def _ask(self, lane: SlowLane, item: Count | Scan) -> Any:
+        """Ask a lane. A tenant's user pays; an operator of the whole store is never refused a page for its size."""
         payer = PAYER.get()
-        answer, took_s = await self._service.slow.ask(LANE if payer is None else account_of(payer), item)
-        self._service.costs.charge_scan(took_s)
+        answer, took_s = await lane.ask(LANE if payer is None else account_of(payer), item)
+        if payer is not None and payer.tenant is not None:
+            self._service.costs.charge_scan(took_s)
         return answer_or_raise(answer)
 
-    async def window_in_force(
-        self, stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str
-    ) -> WindowInForce:
-        """Return the window of a consumer: stored, or from some of its finished records."""
-        page = await self.slow(Scan(tenant, consumer, "done", limit=SAMPLE))
-        return window_in_force(stored, tenant, consumer, page.records, DEFAULT_WINDOW_US)
-
-    def stats(self, tenant: str | None) -> tuple[Stats | None, float]:
-        """Return the last statistics and their age in seconds; refreshes them in the background."""
-        known = self._stats.get(tenant)
-        task = self._counting.get(tenant)
-        now = time.monotonic()
-        if now >= self._due.get(tenant, 0.0) and (task is None or task.done()):
-            if len(self._counting) > COUNTS_MAX:
-                self._counting = {who: each for who, each in self._counting.items() if not each.done()}
-            self._counting[tenant] = asyncio.get_running_loop().create_task(self._count(tenant))
-        return (None, 0.0) if known is None else (known[1], now - known[0])
-
-    async def wait_for_stats(self, tenant: str | None) -> tuple[Stats | None, float]:
-        """Return the same; waits shortly for the first count."""
-        found = self.stats(tenant)
-        if found[0] is None and (task := self._counting.get(tenant)) is not None:
-            await asyncio.wait((task,), timeout=FIRST_COUNT_S)
-            found = self.stats(tenant)
+    async def windows_in_force(
+        self, stored: Mapping[tuple[str, str, str], int], places: Sequence[tuple[str, str]]
+    ) -> list[WindowInForce]:
+        """Return the window of each consumer; waits shortly for all of them together."""
+        began, found = time.monotonic(), list[WindowInForce]()
+        for at in range(0, len(places), AT_ONCE):
+            waits = time.monotonic() < began + FIRST_S
+            found += await asyncio.gather(
+                *(self.window_in_force(stored, *place, waits=waits) for place in places[at : at + AT_ONCE])
+            )
         return found
 
-    def expire(self) -> None:
-        """Invalidate the statistics."""
-        self._due.clear()
+    async def window_in_force(
+        self, stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str, *, waits: bool = True
+    ) -> WindowInForce:
+        """Return the window of a consumer: stored, or from some of its finished records.
 
-    async def _count(self, tenant: str | None) -> None:
-        began = time.monotonic()
-        try:
-            stats: Stats = await self.slow(Count(tenant))
-        except StoreUnavailable:
-            self._due[tenant] = time.monotonic() + COUNT_EVERY_S
-            return
-        now = time.monotonic()
-        self._stats[tenant] = (now, stats)
-        self._due[tenant] = now + max(COUNT_EVERY_S, (now - began) / COUNT_SHARE)
+        A large store may take long to find records of a consumer with few: pages wait shortly.
+        """
+        item = Scan(tenant, consumer, "done", limit=SAMPLE)
+        _permit(item)
+        if (tenant, consumer, "") in stored:
+            return window_in_force(stored, tenant, consumer, (), DEFAULT_WINDOW_US)
+        if (tenant, consumer) not in self._finished:
+            for name in [name for name, each in self._finished.items() if not each.is_reading]:
+                if len(self._finished) >= CONSUMERS_MAX:
+                    del self._finished[name]
+            self._finished[tenant, consumer] = Refreshed(lambda: self.scan_own(item), EVERY_S)
+        finished = self._finished[tenant, consumer]
+        page = await finished.first() if waits else finished.last()
+        if page is None:
+            return WindowInForce(DEFAULT_WINDOW_US, "unread")
+        return window_in_force(stored, tenant, consumer, page.records, DEFAULT_WINDOW_US)
+
+    async def close(self) -> None:
+        """Cancel running reads."""
+        for each in self._finished.values():
+            await each.close()
 
 
 def _permit(item: Item) -> None:

@@ -38,24 +38,25 @@ def routes(desk: Dashboard) -> list[Route]:
         viewer = await desk.viewer(request)
         consumer = request.query_params.get("consumer", "")
         settings = await desk.figures.settings()
-        counts = await desk.figures.lags(viewer.tenant, consumer)
+        counts, span_s = await desk.figures.lags(viewer.tenant, consumer)
         stored = [
             (place, us)
             for place, us in sorted(settings.windows.items())
             if viewer.tenant in (None, place[0]) and not is_own(place[0], place[1])
         ]
         names = sorted(place for place in settings.modes if viewer.tenant in (None, place[0]))
-        in_force = [
-            (place, await desk.looks.window_in_force(settings.windows, *place)) for place in names[:SHOWN_MAX]
-        ]
+        shown = names[:SHOWN_MAX]
+        found = await desk.looks.windows_in_force(settings.windows, shown)
+        in_force = list(zip(shown, found, strict=True))
         mine = next((window.us for place, window in in_force if place[1] == consumer), DEFAULT_WINDOW_US)
-        advised, why_not = advice(counts, mine)
+        advised, why_not = advice(counts, span_s, mine)
         values: dict[str, Any] = {
             "stored": stored,
             "consumer": consumer,
             "in_force": in_force,
             "current_us": mine,
             "advice": advised,
+            "span_s": span_s,
             "why_not": why_not,
             "picture": histogram(counts, mine, advised),
             "names": sorted({name for _, name in names}),

@@ -207,7 +207,11 @@ class Document:
         } | components
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}, {}]
-        bound_tuples(parts["schemas"])
+        simplify(parts["schemas"])
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                for parameter in operation.get("parameters", ()):
+                    drop_null(parameter["schema"])
         return document
 
 
@@ -216,11 +220,22 @@ def operation_id(route: APIRoute) -> str:
     return OPERATION_IDS.get(route.name, route.name)
 
 
-def bound_tuples(schema: Any) -> None:
-    """Say `maxItems` where a tuple says `items: false`, which generators of clients cannot read. The same is valid."""
+def drop_null(schema: dict[str, Any]) -> None:
+    """Say what a parameter is that may be left out: it cannot be null, and some generators cannot read that."""
+    kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(kinds) == 1:
+        del schema["anyOf"]
+        schema.update(kinds[0])
+
+
+def simplify(schema: Any) -> None:
+    """Say the same in words that generators of clients can read.
+
+    A tuple says `maxItems` instead of `items: false`; a choice of texts says that it is a text.
+    """
     if isinstance(schema, list):
         for each in schema:
-            bound_tuples(each)
+            simplify(each)
     if not isinstance(schema, dict):
         return
     if schema.get("items") is False:
@@ -229,8 +244,11 @@ def bound_tuples(schema: Any) -> None:
         ]
         schema["items"] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         schema["minItems"] = schema["maxItems"] = len(schema["prefixItems"])
+    choices = schema.get("enum")
+    if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
+        schema["type"] = "string"
     for each in schema.values():
-        bound_tuples(each)
+        simplify(each)
 
 
 def shape(kind: Any) -> dict[str, Any]:

@@ -146,7 +146,7 @@ async def claim_many(request: Request) -> Response:
     )
     mode = await ask.service.mode(ask.caller, ask.tenant, said.consumer)
     runtime = ask.service.runtime
-    await runtime.arefresh()
+    await ask.service.moves.refresh()
     if any(each.journal is not None for each in said.claims) and not runtime.store.capabilities.durable:
         raise HttpProblem(422, "misused", "a journal needs a store that outlives its process")
     claims = [_claim(plan, runtime.windows, each, quarantine=mode == "quarantine") for each in said.claims]
@@ -220,7 +220,7 @@ async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
     """Complete, fail, release or renew claims by their handles."""
     ask = authorize(request, "write")
     many(len(endings), ask.service, ask.caller)
-    await ask.service.runtime.arefresh()
+    await ask.service.moves.refresh()
     items = [_item(ask, each) for each in endings]
     answers = await ask.service.carry_out(ask.caller, items)
     check_any_done(answers)
@@ -277,7 +277,7 @@ def _claim_handle(text: str) -> ClaimHandle:
 def _verdict(item: Item, found: Answer) -> SettleReply:
     match found:
         case Completed():
-            kept = not (isinstance(item, Settle) and item.to == "done" and item.value is None)
+            kept = found.kept and not (isinstance(item, Settle) and item.to == "done" and item.value is None)
             return SettleReply("completed", already=found.already, recreated=found.recreated, kept=kept)
         case Renewed():
             return SettleReply("renewed", lease_s=item.lease_us / 1e6 if isinstance(item, Renew) else None)

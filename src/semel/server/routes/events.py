@@ -33,6 +33,7 @@ CLOUDEVENTS = "application/cloudevents-batch+json"
 TYPES = (JSON, CLOUDEVENT, CLOUDEVENTS)
 EXAMPLE = {"id": "evt_1", "type": "order.placed", "amount": "12.50"}
 POLICY_VIOLATION = 1008
+REASON_CHARS_MAX = 100
 LATER = (429, 503)
 """The statuses after which the same events are to be sent again."""
 STATUSES = {"accepted": 200, "duplicate": 200, "busy": 503, "invalid": 422}
@@ -100,8 +101,12 @@ async def listen(websocket: WebSocket) -> None:
     The ASGI server bounds a message's length: it is in memory before it comes here.
     """
     caller: Caller = websocket.state.caller
-    caller.require("write")
-    tenant = caller.acting_for(websocket.headers.get(TENANT_HEADER))
+    try:
+        caller.require("write")
+        tenant = caller.acting_for(websocket.headers.get(TENANT_HEADER))
+    except HttpProblem as problem:  # a handler's response would not end the handshake
+        await websocket.close(POLICY_VIOLATION, problem.detail[:REASON_CHARS_MAX])
+        return
     service: Service = websocket.app.state.service
     await websocket.accept()
     while True:

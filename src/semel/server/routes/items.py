@@ -22,6 +22,7 @@ from semel.server.routes.base import (
 from semel.server.service import check_any_done, refusal
 from semel.stores.http import encoding
 from semel.stores.http.encoding import ItemRefusal
+from semel.windows import FOREVER_US
 
 __all__ = ["add"]
 
@@ -62,6 +63,8 @@ class StoreDocument(msgspec.Struct, frozen=True):
     lease_min_us: int
     lease_max_us: int
     window_max_us: int
+    endless: bool
+    refreshes: bool
 
 
 def add(app: FastAPI, document: Document) -> None:
@@ -108,6 +111,8 @@ def add(app: FastAPI, document: Document) -> None:
                 limits.lease_min_us,
                 limits.lease_max_us,
                 limits.window_max_us,
+                powers.endless and limits.window_max_us >= FOREVER_US,
+                powers.refreshes,
             )
         )
 

@@ -12,7 +12,7 @@ import msgspec
 
 from semel import errors
 from semel.core.commands import Answer, Granted, Item, Known, Marked, Page, Purged, StoreSettings
-from semel.errors import StoreError, StoreRefused, StoreUnavailable
+from semel.errors import StoreError, StoreMoved, StoreRefused, StoreUnavailable
 from semel.types import (
     Absent,
     Busy,
@@ -33,6 +33,7 @@ __all__ = [
     "ANSWER_FULL",
     "ITEMS_JSON",
     "ITEMS_MSGPACK",
+    "STORE_MOVED",
     "AnswerFull",
     "ItemRefusal",
     "answers_from",
@@ -46,6 +47,8 @@ ITEMS_MSGPACK = "application/vnd.semel.items.v1+msgpack"
 ITEMS_JSON = "application/vnd.semel.items.v1+json"
 ANSWER_FULL = "answer-full"
 """The title of a refusal that means: the answers before this one fill the response; send the item again."""
+STORE_MOVED = "store-moved"
+"""The title of a refusal that means: the consumer moves to another store, or from one."""
 
 
 class ItemRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,8 +121,11 @@ def _trouble_in(found: Trouble) -> Unavailable:
     return Unavailable(kind(found.detail))
 
 
+_REFUSALS: dict[str, type[StoreRefused]] = {ANSWER_FULL: AnswerFull, STORE_MOVED: StoreMoved}
+
+
 def _refusal_in(found: ItemRefusal) -> Unavailable:
-    return Unavailable((AnswerFull if found.title == ANSWER_FULL else StoreRefused)(found.detail))
+    return Unavailable(_REFUSALS.get(found.title, StoreRefused)(found.detail))
 
 
 def _same(answer: Any) -> Any:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from semel.core.commands import Admit, Answer, Claim, Count, Item, Lookup, ReadSettings, Renew, Scan, Settle
 from semel.core.protocols import Capabilities, Listener
-from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreRefused, StoreUnavailable
+from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreMoved, StoreRefused, StoreUnavailable
 from semel.runtime.urls import parse_url, struct_options
 from semel.stores.http import encoding
 from semel.types import Completed, Forgotten, Unavailable
@@ -142,6 +142,8 @@ class About(msgspec.Struct, frozen=True):
     shared: bool
     batch_items_max: int
     body_bytes_max: int
+    endless: bool = False
+    refreshes: bool = False
 
 
 class RequestPart(msgspec.Struct, frozen=True):
@@ -176,7 +178,9 @@ class HttpRequests:
         """The capabilities that the server reported at `open`; until then they are assumed."""
         about = self.about
         if about is None:
-            return Capabilities(durable=True, shared=True, notifies=True, audits=True)
+            return Capabilities(
+                durable=True, shared=True, notifies=True, audits=True, endless=True, refreshes=True
+            )
         return Capabilities(
             durable=about.durable,
             exact=about.exact,
@@ -184,6 +188,8 @@ class HttpRequests:
             shared=True,  # other clients can reach the server too, whichever store is behind it
             notifies=True,
             audits=True,
+            endless=about.endless,
+            refreshes=about.refreshes,
         )
 
     def client_options(self) -> dict[str, Any]:
@@ -269,8 +275,10 @@ class HttpRequests:
 
     def _problem(self, response: httpx2.Response) -> StoreError:
         status = response.status_code
-        detail = _detail_of(response)
+        kind, detail = (_read_problem(response, name) for name in ("type", "detail"))
         text = f"{self.name} answered {status}: {detail}" if detail else f"{self.name} answered {status}"
+        if kind.endswith(f":{encoding.STORE_MOVED}"):
+            return StoreMoved(text)
         return StoreUnavailable(text) if status in _LATER else StoreRefused(text)
 
     # --- listening ---
@@ -294,14 +302,14 @@ class HttpRequests:
                     listener(item.id)  # type: ignore[union-attr]  # only items on a record are answered so
 
 
-def _detail_of(response: httpx2.Response) -> str:
-    """Return the `detail` of a problem in JSON; empty if there is none."""
+def _read_problem(response: httpx2.Response, name: str) -> str:
+    """Return a text of a problem in JSON; empty if there is none."""
     try:
         document = msgspec.json.decode(response.content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
-    detail = document.get("detail") if isinstance(document, dict) else None
-    return detail[:PROBLEM_CHARS_MAX] if isinstance(detail, str) else ""
+    found = document.get(name) if isinstance(document, dict) else None
+    return found[:PROBLEM_CHARS_MAX] if isinstance(found, str) else ""
 
 
 class HttpClients:

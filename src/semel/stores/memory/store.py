@@ -37,7 +37,8 @@ from semel.core.protocols import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.runtime.process import restart_after_fork
 from semel.stores.admin_rules import StatsCounter, cursor_refused, window_in_force
-from semel.stores.memory.marks import CompactMarks, Marker, MemoryMarks, Steady
+from semel.stores.memory.compact_marks import CompactMarks
+from semel.stores.memory.marks import Marker, MemoryMarks, Steady
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
 GRANULE_US = 1_000_000
@@ -89,7 +90,7 @@ class MemoryStore:
     """
 
     name: str = "memory:"
-    capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True)
+    capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True, refreshes=True)
 
     def __init__(
         self, *, records_max: int = RECORDS_MAX, compact: bool = False, clock: Clock | None = None
@@ -223,7 +224,7 @@ class MemoryStore:
             new = sum(not marks.knows(key) for key in keys)  # known keys still work
             if new and self._room() < new:
                 return Unavailable(self._full())
-        return Marked(marks.add(keys, item.window_us))
+        return Marked((marks.refresh if item.refresh else marks.add)(keys, item.window_us))
 
     def marker(
         self,

@@ -37,6 +37,7 @@ class MigratingStoreBase:
             shared=old.shared and new.shared,
             single_writer=old.single_writer or new.single_writer,
             notifies=old.notifies,
+            endless=old.endless and new.endless,
         )
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:

@@ -3,15 +3,23 @@
 from typing import Any, get_type_hints
 from urllib.parse import quote, urlencode
 
-from psycopg import pq
-
 from semel.errors import PolicyInvalid, StoreUnknown
 from semel.runtime.extras import install_command
 from semel.runtime.urls import parse_url, read_options
-from semel.stores.postgres.schema import schema_sql
-from semel.stores.postgres.settings import PostgresOptions
-from semel.stores.postgres.store import PostgresStore
-from semel.stores.postgres.store_async import AsyncPostgresStore
+
+try:
+    from psycopg import pq
+
+    from semel.stores.postgres.schema import schema_sql
+    from semel.stores.postgres.settings import PostgresOptions
+    from semel.stores.postgres.store import PostgresStore
+    from semel.stores.postgres.store_async import AsyncPostgresStore
+except ModuleNotFoundError as _missing:
+    if _missing.name != "psycopg":
+        raise
+    raise StoreUnknown(
+        f"postgresql: needs its driver; install the extra: {install_command('postgres')}"
+    ) from _missing
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "from_url", "schema_sql", "split_url"]
 
@@ -38,11 +46,3 @@ def split_url(url: str) -> tuple[str, dict[str, Any]]:
     rest = {name: options.pop(name) for name in list(options) if name not in OPTIONS}
     bare = f"postgresql://{parts.netloc}{parts.path}"  # urlunsplit would drop the slashes of an empty host
     return f"{bare}?{urlencode(rest, quote_via=quote)}" if rest else bare, options
-
-
-try:
-    import psycopg as _driver  # noqa: F401 - the error below says how to install it
-except ImportError as _missing:
-    raise StoreUnknown(
-        f"postgresql: needs a driver; install the extra: {install_command('postgres')}"
-    ) from _missing

@@ -19,15 +19,17 @@ from semel.core.commands import (
     StoreSettings,
     SwitchMode,
 )
+from semel.core.ids import holds_time
 from semel.core.machine import standing
 from semel.errors import PolicyInvalid
 from semel.stores.admin_rules import StatsCounter, build_page, cursor_refused, item_unknown, lag_s
 from semel.stores.postgres import encoding
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, query_consumers
-from semel.stores.postgres.calendar import ALARM_US
-from semel.stores.postgres.partitions import live_us, look, maintain, set_up, warn
+from semel.stores.postgres.calendar import ALARM_US, RECORDS
+from semel.stores.postgres.partitions import PartitionState, live_us, look_all, maintain, set_up, warn
 from semel.stores.rows import CODES, COUNTED
 from semel.types import Mode, Record, Stats
+from semel.windows import exact_text
 
 MARKS_PER_BLOCK = 128
 """About how many marks are on one page of the table."""
@@ -36,8 +38,8 @@ EARLY_PER_REMOVED = 4
 """For this many removed records one more is read: it may have been renewed, and is then postponed."""
 MARKS, BYTES, TIMED = 1, 2, 3
 """The kinds of rows that the count queries return, in their second column; 0: records."""
-TIMED_MODES: tuple[Mode, ...] = ("lease", "observe")
-"""The modes whose records may be removed with their partition."""
+TIMED_MODES: tuple[Mode, ...] = ("lease", "observe", "inbox")
+"""The modes whose records are in partitions by the time in their ids, if ids are declared."""
 
 _CURSOR = re.compile(r"(?:(-?\d{1,18}):)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
 
@@ -127,9 +129,14 @@ def _purge(batch: PostgresBatch, position: int, item: Purge) -> Talk[Purged]:
         purged = replace(purged, count=purged.count + len(messages), more=len(messages) == item.limit)
     yield SendCalls("commit")
     found = yield from maintain(batch, position, batch.schema)
-    if found.low is not None:
-        yield SendCalls("purge_extras", {"low": found.low, "limit": item.limit})
-    return replace(purged, lag_s=max(purged.lag_s, found.lag_s()))
+    for each in found:
+        if each.low is not None and each.parent == RECORDS:
+            yield SendCalls("purge_extras", {"low": each.low, "limit": item.limit})
+    return replace(purged, lag_s=max(purged.lag_s, _lag_s(found)))
+
+
+def _lag_s(found: list[PartitionState]) -> float:
+    return max((each.lag_s() for each in found), default=0.0)
 
 
 def _purge_batch(batch: PostgresBatch, item: Purge) -> Talk[Purged]:
@@ -166,24 +173,29 @@ def _purge_marks(batch: PostgresBatch, limit: int) -> Talk[tuple[int, bool]]:
 
 
 def _would_purge(batch: PostgresBatch) -> Talk[Purged]:
-    found = yield from look(batch)
-    overdue = found.overdue()
+    found = yield from look_all(batch)
+    overdue = {each.parent: each.overdue() for each in found if each.overdue()}
     yield SendCalls("begin")
     yield SendCalls("any_plan")
     ((now, count, oldest, marks),) = yield SendCalls("would_purge", {"now": batch.now})
     ((messages,),) = yield SendCalls("would_purge_outbox", {"now": batch.now})
     timed = 0
-    if overdue:
-        ((timed,),) = yield SendCalls("would_remove", {"upper": overdue[-1].upper})
+    for parent, theirs in overdue.items():
+        if parent == RECORDS:
+            ((held,),) = yield SendCalls("would_remove", {"upper": theirs[-1].upper})
+        else:
+            slots = encoding.bigints([each.lower for each in theirs])
+            ((held,),) = yield SendCalls("would_remove_marks", {"slots": slots})
+        timed += held
     yield SendCalls("commit")
-    lag = max(lag_s(now, oldest), found.lag_s())
-    return Purged(count + marks + messages + timed, lag, partitions=len(overdue))
+    lag = max(lag_s(now, oldest), _lag_s(found))
+    return Purged(count + marks + messages + timed, lag, partitions=sum(map(len, overdue.values())))
 
 
 def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     """Count all records and marks, row by row: a full scan, for which the planner may choose any plan."""
     parameters = {"now": batch.now, "tenant": None if item.tenant is None else _text(item.tenant)}
-    found = yield from look(batch)
+    found = [each for each in (yield from look_all(batch)) if each.live_us]
     rows: list[encoding.Row] = []
     yield SendCalls("begin")
     yield SendCalls("any_plan")
@@ -203,12 +215,13 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
             counter.add_marks(encoding.original(tenant), who, number)
         elif (counted := COUNTED.get(state)) is not None:
             counter.add_records(encoding.original(tenant), who, counted, number)
-    if found.live_us and found.ahead_us < ALARM_US:
-        warn(found, batch.schema)
+    for each in found:
+        if each.ahead_us < ALARM_US:
+            warn(each, batch.schema)
     return counter.stats(
-        purge_lag_s=found.lag_s(),
+        purge_lag_s=_lag_s(found),
         bytes_used=bytes_used,
-        ahead_s=found.ahead_us / 1e6 if found.live_us else None,
+        ahead_s=min(each.ahead_us for each in found) / 1e6 if found else None,
     )
 
 
@@ -245,14 +258,14 @@ def _set_window(batch: PostgresBatch, item: SetWindow) -> Talk[None]:
         yield SendCalls("drop_window", name)
         return
     scope = (item.tenant, item.consumer)
-    timed = bool((yield from query_consumers(batch, {scope: False})).get(scope))
-    if timed:
+    ids = (yield from query_consumers(batch, {scope: False})).get(scope, "")
+    if ids:
         yield from _check_live(item.window_us)
     yield SendCalls("begin")
     yield SendCalls("set_window", {**name, "window": item.window_us})
     if item.existing:
         moved = {**name, "now": batch.now, "window": item.window_us}
-        yield SendCalls("move_expiries_timed" if timed else "move_expiries", moved)
+        yield SendCalls("move_expiries_timed" if holds_time(ids) else "move_expiries", moved)
     yield SendCalls("commit")
 
 
@@ -261,7 +274,7 @@ def _check_live(window_us: int) -> Talk[None]:
     lived_us = yield from live_us()
     if lived_us and window_us >= lived_us:
         raise PolicyInvalid(
-            f"a window of {window_us / 1e6:g}s is not shorter than the {lived_us / 1e6:g}s that partitions live;"
+            f"a window of {exact_text(window_us)} is not shorter than the {lived_us / 1e6:g}s that partitions live;"
             " open the store with a longer partition_live first"
         )
 
@@ -286,17 +299,18 @@ def _admit(batch: PostgresBatch, item: Admit) -> Talk[Mode]:
 def _switch_mode(batch: PostgresBatch, item: SwitchMode) -> Talk[int]:
     """Change the mode if there are no unfinished records; returns the number of unfinished records."""
     yield SendCalls("begin")
-    ((consumer, ids),) = yield SendCalls(
+    ((consumer, ids, mode),) = yield SendCalls(
         "lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)}
     )
-    if ids and item.mode not in TIMED_MODES:
+    allowed: tuple[Mode, ...] = ("mark",) if mode == "mark" else TIMED_MODES
+    if ids and item.mode not in allowed:
         yield SendCalls("rollback")
         raise PolicyInvalid(
             f"consumer {item.consumer!r} has ids={ids!r}, so that its records are removed with their partition;"
-            f" its mode must be {' or '.join(TIMED_MODES)}"
+            f" its mode must be {' or '.join(allowed)}"
         )
     unfinished: int
-    name = "unfinished_timed" if ids else "unfinished"
+    name = "unfinished_timed" if holds_time(ids) else "unfinished"
     ((unfinished,),) = yield SendCalls(name, {"now": batch.now, "consumer": consumer})
     if not unfinished:
         yield SendCalls("put_mode", {"consumer": consumer, "mode": item.mode})

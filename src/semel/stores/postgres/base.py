@@ -58,7 +58,9 @@ class PostgresStoreBase:
         return f"<{type(self).__name__} {self.name}>"
 
     def _powers(self, *, durable: bool) -> Capabilities:
-        return Capabilities(durable=durable, transactional=True, shared=True, notifies=True)
+        return Capabilities(
+            durable=durable, transactional=True, shared=True, notifies=True, endless=durable, refreshes=True
+        )
 
     def apply_state(self, found: SchemaState) -> None:
         """Store the results of the start checks, and log warnings about them."""

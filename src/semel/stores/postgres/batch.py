@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Struct
 
 from semel.core.commands import Answer, Claim, Forget, Item, Lookup, Mark, RecordItem, Renew, Resolve, Settle
-from semel.core.ids import digest, digests_of, time_in
+from semel.core.ids import digest, digests_of, holds_time, time_in
 from semel.errors import KeyInvalid, StoreUnavailable, UsageError
 from semel.stores.postgres import encoding
 from semel.stores.postgres.calendar import Retention
@@ -20,6 +20,8 @@ T = TypeVar("T")
 FAR_US = 2**52
 """Larger times are left to the machine in Python, which refuses times that no row can hold."""
 BIGINT = range(-(2**62), 2**62)
+MARKING = ("mark", "refresh")
+"""The kinds of marks: those that leave the windows of known keys alone, and those that start them again."""
 RECORD_ITEMS = (Claim, Renew, Settle, Lookup, Forget, Resolve)
 
 
@@ -71,6 +73,8 @@ class PostgresBatch:
         self.digests: list[bytes] = [b""] * len(items)
         self.marked: dict[int, list[bytes]] = {}
         """The digests of the keys of marks, by position."""
+        self.mark_times: dict[int, list[int | None]] = {}
+        """The times inside those keys, by position, for marks that are in partitions; `None`: there is none."""
         self.changed: list[Id] = []
         """Records to notify waiters about after the commit."""
         self.id_times: dict[int, int] = {}
@@ -165,7 +169,7 @@ def stages(batch: PostgresBatch) -> list[Stage]:
             made.append(Stage(kind, [position]))
             barrier = len(made) - 1
             continue
-        table = (kind, position in batch.id_times)
+        table = (kind, position in batch.id_times or position in batch.mark_times)
         at = latest.get(table, -1)
         if at <= barrier or any(touched.get(key, -1) >= at for key in mine):
             made.append(Stage(kind, []))
@@ -181,7 +185,7 @@ def _is_plain(kinds: list[str], keys: list[Any]) -> bool:
         return True
     return (
         bool(kinds)
-        and kinds[0] not in ("apart", "mark")
+        and kinds[0] not in ("apart", *MARKING)
         and kinds.count(kinds[0]) == len(kinds)
         and len({each[0] for each in keys}) == len(keys)
     )
@@ -205,7 +209,7 @@ def kind_of(item: Item) -> str:
         case Forget() | Resolve():
             return "locked"
         case Mark():
-            return "mark"
+            return "refresh" if item.refresh else "mark"
         case _:
             return "apart"
 
@@ -216,9 +220,8 @@ def _keys_of(batch: PostgresBatch, position: int, kind: str) -> Sequence[bytes] 
     if kind == "apart":
         return ()
     try:
-        if kind == "mark":
-            marked = batch.marked[position] = digests_of(item.tenant, item.consumer, item.keys)
-            return marked
+        if kind in MARKING:
+            return _marks_of(batch, position)
         if kind == "claim" and item.event_type:
             encoding.check_name(item.event_type)
         key = batch.digests[position] = digest(item.id)
@@ -227,9 +230,28 @@ def _keys_of(batch: PostgresBatch, position: int, kind: str) -> Sequence[bytes] 
             return None
         return (key,)
     except (KeyInvalid, UnicodeEncodeError) as error:
-        name = (item.tenant, item.consumer) if kind == "mark" else item.id
+        name = (item.tenant, item.consumer) if kind in MARKING else item.id
         batch.refuse(position, KeyInvalid(f"{name!r} is not valid text: {error}"))
         return None
+
+
+def _marks_of(batch: PostgresBatch, position: int) -> Sequence[bytes] | None:
+    """Return the digests of a mark's keys, and find the times inside them; `None`: it was refused."""
+    item: Mark = batch.items[position]
+    ids = batch.kinds.get((item.tenant, item.consumer)) if batch.kinds else None
+    if ids is not None:
+        if item.refresh:
+            batch.refuse(
+                position, UsageError("a mark in a partition keeps its window; leave out refresh_on_sight")
+            )
+            return None
+        try:
+            batch.mark_times[position] = [time_in(ids, key) if holds_time(ids) else None for key in item.keys]
+        except KeyInvalid as error:
+            batch.refuse(position, error)
+            return None
+    marked = batch.marked[position] = digests_of(item.tenant, item.consumer, item.keys)
+    return marked
 
 
 def _route(batch: PostgresBatch, position: int, ids: str) -> bool:
@@ -238,6 +260,8 @@ def _route(batch: PostgresBatch, position: int, ids: str) -> bool:
     The time must depend only on the id: otherwise two copies of an event could be in two partitions.
     """
     item = batch.items[position]
+    if not holds_time(ids):
+        return True
     try:
         batch.id_times[position] = time_in(ids, item.id[2])
     except KeyInvalid as error:
@@ -273,7 +297,7 @@ def number_consumers(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | 
         if not unknown:
             return
         for scope, ids in (yield from query_consumers(batch, unknown)).items():
-            if timed is not None and bool(ids) is not timed:
+            if timed is not None and holds_time(ids) is not timed:
                 raise StoreUnavailable(f"consumer {scope[1]!r} was created or removed meanwhile; try again")
             batch.consumers[scope] = batch.known[scope]
     raise StoreUnavailable("consumers are created and removed at the same time; try again")

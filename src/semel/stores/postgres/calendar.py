@@ -24,6 +24,9 @@ GRACE_US = 10 * 10**6
 """How long a low-water mark is in force before partitions below it are removed: running statements end first."""
 STEP = "1 day"
 STEP_MIN_US = 3600 * 10**6
+RECORDS, MARKS = "timed_records", "timed_marks"
+PREFIXES = {RECORDS: "timed", MARKS: "marks"}
+"""The tables in partitions, and what the names of their partitions begin with."""
 PARTITIONS_MAX = 400
 """The planner looks at each partition, so more of them slow down every statement."""
 
@@ -114,12 +117,14 @@ class Partition(Struct, frozen=True):
     lower: int
     upper: int
     state: Literal["attached", "leaving", "detached", "gone"]
+    over_at: int | None = None
+    """When it has become useless; `None`: not known yet."""
 
 
-def name_of(lower: int) -> str:
+def name_of(lower: int, parent: str) -> str:
     """Return the name of the partition that starts at `lower`: readable, and unique for each time."""
     at = _EPOCH + timedelta(microseconds=lower)
-    return at.strftime("timed_%Y%m%d" if lower % DAY_US == 0 else "timed_%Y%m%d_%H%M")
+    return PREFIXES[parent] + at.strftime("_%Y%m%d" if lower % DAY_US == 0 else "_%Y%m%d_%H%M")
 
 
 def missing_bounds(
@@ -136,7 +141,7 @@ def missing_bounds(
     return found
 
 
-def low_water(live_us: int, low: int | None, partitions: list[Partition], now: int) -> int | None:
+def low_water(low: int | None, overdue: list[Partition]) -> int | None:
     """Return the time below which ids are too old: the end of the last overdue partition. It never decreases."""
-    ends = [each.upper for each in partitions if each.upper <= now - live_us]
+    ends = [each.upper for each in overdue]
     return max([*ends, *([] if low is None else [low])], default=None)

@@ -9,19 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from semel.core.commands import (
-    Answer,
-    Claim,
-    Forget,
-    Granted,
-    Known,
-    Lookup,
-    Mark,
-    Marked,
-    RecordItem,
-    Renew,
-    Settle,
-)
+from semel.core.commands import Answer, Claim, Forget, Granted, Known, Lookup, RecordItem, Renew, Settle
 from semel.core.ids import digest
 from semel.core.machine import decide, mark_record, standing
 from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
@@ -37,13 +25,14 @@ from semel.stores.postgres.batch import (
     read_consumers,
 )
 from semel.stores.postgres.calendar import FUTURE_US
-from semel.stores.postgres.encoding import Packed, Row
+from semel.stores.postgres.encoding import Row
+from semel.stores.postgres.marks import find_marks, forget_marks, marks
 from semel.stores.rows import QUARANTINE, SLIDING, has_extras, pack_steps
 from semel.types import Absent, Busy, Completed, Forgotten, Id, Late, Lost, Mismatch, Record, Renewed, Unknown
 
 RACED_RETRY_S = 0.005
-LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
-"""The verdicts of the statement `settle`."""
+LOST, WRITTEN, ALREADY, ALREADY_OTHERWISE, DEFERRED = 0, 1, 2, 3, 8
+"""The verdicts of the statement `settle`. Already otherwise: with another value."""
 
 
 def talk_of(batch: PostgresBatch, stage: Stage) -> Talk[None]:
@@ -95,6 +84,7 @@ def _claim_parameters(batch: PostgresBatch, order: Sequence[int]) -> dict[str, A
         ),
         "consumers": encoding.integers([consumers[item.id[:2]] for item in items]),
         "keys": encoding.texts([batch.key_of(item, needed=item.quarantine) for item in items]),
+        "refreshes": encoding.smallints([int(item.refresh) for item in items]),
     }
 
 
@@ -154,8 +144,8 @@ def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
         if verdict == WRITTEN:
             batch.answers[position] = Completed(at_us=at)
             changed.append(batch.items[position].id)
-        elif verdict == ALREADY:
-            batch.answers[position] = Completed(already=True, at_us=at or 0)
+        elif verdict in (ALREADY, ALREADY_OTHERWISE):
+            batch.answers[position] = Completed(already=True, at_us=at or 0, kept=verdict == ALREADY)
         elif verdict == DEFERRED:
             deferred.append(position)
         else:
@@ -199,8 +189,7 @@ def _all_written(rows: list[Row], count: int) -> None:
 
 def lookups(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Read records without locking them: one statement."""
-    rows = yield _look(batch, positions)
-    for number, now, mark, *columns in rows:
+    for number, now, mark, *columns in (yield from _look(batch, positions)):
         position = positions[number - 1]
         item: Lookup = batch.items[position]
         try:
@@ -212,12 +201,13 @@ def lookups(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
             batch.refuse(position, error)
 
 
-def _look(batch: PostgresBatch, positions: Sequence[int]) -> SendCalls:
-    return batch.ask(
+def _look(batch: PostgresBatch, positions: Sequence[int]) -> Talk[list[Row]]:
+    rows = yield batch.ask(
         "lookup",
         positions,
         {"now": batch.now, "digests": encoding.uuids([batch.digests[position] for position in positions])},
     )
+    return (yield from find_marks(batch, positions, rows))
 
 
 def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | Absent:
@@ -293,7 +283,7 @@ def _decide(
     changes: list[tuple[int, Record | None, Record]] = []
     unmarked: list[bytes] = []
     changed: list[Id] = []
-    for number, now, mark, *columns in (yield _look(batch, positions)):
+    for number, now, mark, *columns in (yield from _look(batch, positions)):
         position = positions[number - 1]
         item: RecordItem = batch.items[position]
         if columns[0] is None and isinstance(item, Forget):
@@ -316,7 +306,7 @@ def _decide(
         except (RecordCorrupt, KeyInvalid) as error:
             batch.refuse(position, error)
     if unmarked:
-        yield SendCalls("forget_marks", {"digests": encoding.uuids(unmarked)})
+        yield from forget_marks(batch, unmarked)
     if changes:
         yield from _write(batch, changes)
     if changed:
@@ -372,28 +362,7 @@ def _write(batch: PostgresBatch, changes: list[tuple[int, Record | None, Record]
         yield SendCalls("drop_journal", {"digests": encoding.uuids(over)})
 
 
-# --- marks and the rest ------------------------------------------------------------------------
-
-
-def marks(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """Store the keys of all marks: one statement. Keys that it does not return were known before or meanwhile."""
-    items: list[Mark] = [batch.items[position] for position in positions]
-    yield from number_consumers(batch, {(item.tenant, item.consumer) for item in items})
-    digests = [batch.marked[position] for position in positions]
-    rows: list[tuple[bytes, int, int]] = []
-    for item, theirs in zip(items, digests, strict=True):
-        number = batch.consumers[item.tenant, item.consumer]
-        rows += [(each, number, item.window_us) for each in theirs]
-    rows.sort()
-    parameters: dict[str, Packed | int | None] = {
-        "now": batch.now,
-        "digests": encoding.uuids([row[0] for row in rows]),
-        "consumers": encoding.integers([row[1] for row in rows]),
-        "windows": encoding.bigints([row[2] for row in rows]),
-    }
-    firsts = {row[0] for row in (yield SendCalls("mark", parameters))} if rows else set()
-    for position, theirs in zip(positions, digests, strict=True):
-        batch.answers[position] = Marked([each in firsts for each in theirs])
+# --- the rest ------------------------------------------------------------------------
 
 
 def apart(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
@@ -433,6 +402,7 @@ TALKS: dict[str, Callable[[PostgresBatch, Sequence[int]], Talk[None]]] = {
     "locked": lock_and_decide,
     "reserved": reserve_and_decide,
     "mark": marks,
+    "refresh": marks,
     "apart": apart,
     "read_consumers": read_consumers,
     "remove": removals,

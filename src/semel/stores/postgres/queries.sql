@@ -54,8 +54,9 @@ i.id_time < e.low OR i.id_time > t.now + 300000000 OR t.now - i.id_time > e.live
 WITH t AS MATERIALIZED {now},{timed  e AS MATERIALIZED {edge},}
 inp AS MATERIALIZED (
     SELECT * FROM unnest(%(digests)b, %(owners)b, %(leases)b, %(windows)b, %(fingerprints)b, %(types)b,
-        %(event_times)b, %(flags)b, %(consumers)b, %(keys)b{timed , %(id_times)b})
-        AS i (digest, owner, lease, span, fingerprint, event_type, event_time, flags, consumer_id, key{timed , id_time})
+        %(event_times)b, %(flags)b, %(consumers)b, %(keys)b, %(refreshes)b{timed , %(id_times)b})
+        AS i (digest, owner, lease, span, fingerprint, event_type, event_time, flags, consumer_id, key,
+            refreshes{timed , id_time})
 ),
 cur AS MATERIALIZED (
     SELECT i.*, t.now, r.state, r.lease_until, r.settled_at, r.fence, r.attempt, r.first_seen, r.value,
@@ -70,6 +71,7 @@ cur AS MATERIALIZED (
                 CASE WHEN r.owner <> i.owner THEN 3 ELSE 8 END
             WHEN {orphaned} OR r.state & 7 = 3 THEN 7
             WHEN r.state & 7 = 0 THEN CASE WHEN r.state & 96 <> 0 THEN 8 ELSE 0 END
+            WHEN i.refreshes = 1 THEN 8
             ELSE r.state & 7
         END AS verdict,
         t.now - i.event_time > i.span{timed  OR {outside}} AS late
@@ -143,7 +145,7 @@ cur AS MATERIALIZED (
             WHEN r.fence <> i.fence OR r.owner <> i.owner OR i.owner = ''::bytea THEN 0
             WHEN {orphaned} THEN
                 CASE i.goal WHEN 3 THEN 2 WHEN 5 THEN 0 ELSE CASE WHEN r.state & 64 <> 0 OR r.state & 48 = 48 THEN 8 ELSE 1 END END
-            WHEN r.state & 7 = i.goal THEN 2
+            WHEN r.state & 7 = i.goal THEN CASE WHEN r.value IS NOT DISTINCT FROM i.value THEN 2 ELSE 3 END
             WHEN r.state & 7 > 4 OR (i.goal < 3 AND r.state & 64 <> 0) THEN 8
             WHEN i.goal < 3 AND r.state & 48 = 48 AND r.expires_at IS NULL THEN 8  -- it may have a horizon
             WHEN i.goal < 3 THEN CASE WHEN r.state & 7 IN (0, 3) THEN 1 ELSE 0 END
@@ -188,7 +190,7 @@ told AS MATERIALIZED (
         WHERE verdict = 1 AND EXISTS (SELECT FROM {schema}.listeners)) AS changed
     GROUP BY part
 )
-SELECT n, verdict::smallint, CASE WHEN verdict = 2 THEN coalesce(settled_at, lease_until) ELSE now END,
+SELECT n, verdict::smallint, CASE WHEN verdict IN (2, 3) THEN coalesce(settled_at, lease_until) ELSE now END,
     (SELECT count(*) FROM put), (SELECT count(*) FROM told)
 FROM cur
 
@@ -319,6 +321,52 @@ ON CONFLICT (digest) DO UPDATE SET expires_at = excluded.expires_at
 WHERE m.expires_at <= (SELECT now FROM t)
 RETURNING uuid_send(m.digest)
 
+-- query: refresh_marks
+-- Marks the keys, and starts the windows of known ones again. 1: new, 0: known, 2: another transaction was faster.
+WITH t AS MATERIALIZED {now},
+inp AS MATERIALIZED (
+    SELECT * FROM unnest(%(digests)b, %(consumers)b, %(windows)b) AS i (digest, consumer_id, span) ORDER BY digest
+),
+cur AS MATERIALIZED (
+    SELECT i.digest, i.consumer_id, t.now + i.span AS till, t.now, m.expires_at
+    FROM t CROSS JOIN inp AS i
+    LEFT JOIN LATERAL (
+        SELECT expires_at FROM {schema}.marks AS x WHERE x.digest = i.digest LIMIT 1 FOR NO KEY UPDATE
+    ) AS m ON true
+),
+put AS (
+    UPDATE {schema}.marks AS m SET expires_at = greatest(m.expires_at, c.till)
+    FROM cur AS c WHERE m.digest = c.digest AND c.expires_at IS NOT NULL
+    RETURNING 1
+),
+won AS (
+    INSERT INTO {schema}.marks (digest, consumer_id, expires_at)
+    SELECT c.digest, c.consumer_id, c.till FROM cur AS c WHERE c.expires_at IS NULL ORDER BY c.digest
+    ON CONFLICT (digest) DO NOTHING RETURNING digest
+)
+SELECT uuid_send(c.digest), CASE
+        WHEN c.expires_at IS NULL THEN CASE WHEN w.digest IS NULL THEN 2 ELSE 1 END
+        WHEN c.expires_at <= c.now THEN 1
+        ELSE 0
+    END::smallint, c.expires_at IS NOT NULL, (SELECT count(*) FROM put)
+FROM cur AS c LEFT JOIN won AS w ON w.digest = c.digest
+
+-- query: mark_in_slot
+SELECT uuid_send(m) FROM {schema}.mark_in_slot(%(now)b, %(digests)b, %(consumers)b, %(windows)b, %(times)b) AS m
+
+-- query: next_slot
+SELECT {schema}.next_slot(%(now)b)
+
+-- query: lookup_slots
+SELECT uuid_send(m.digest), max(m.expires_at) FROM {schema}.timed_marks AS m WHERE m.digest = ANY (%(digests)b)
+GROUP BY m.digest
+
+-- query: forget_slots
+DELETE FROM {schema}.timed_marks WHERE digest = ANY (%(digests)b) RETURNING uuid_send(digest)
+
+-- query: would_remove_marks
+SELECT count(*) FROM {schema}.timed_marks WHERE slot = ANY (%(slots)b)
+
 -- fragment: chosen
 r.state & 7 <> 4 AND {live}
     AND (%(after)s::uuid IS NULL
@@ -405,16 +453,26 @@ JOIN pg_stat_activity AS a ON a.pid = l.pid LIMIT 1
 -- query: quickly
 SELECT set_config('lock_timeout', '1s', true)
 
+-- query: partition_parents
+SELECT CASE mode WHEN 'mark' THEN 'timed_marks' ELSE 'timed_records' END FROM {schema}.consumers
+WHERE ids <> '' AND mode IS NOT NULL
+UNION
+SELECT parent FROM {schema}.partitions
+
 -- query: partitions
+-- The last column is for marks: when all of them have expired. NULL: it is the current partition, or a later one.
 WITH t AS MATERIALIZED {now}
-SELECT t.now, p.name, p.lower, p.upper, c.oid IS NOT NULL, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false)
-FROM t LEFT JOIN {schema}.partitions AS p ON true
+SELECT t.now, p.name, p.lower, p.upper, c.oid IS NOT NULL, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false),
+    CASE WHEN p.lower < (SELECT value::bigint FROM {schema}.meta WHERE name = 'slot')
+        THEN greatest(p.upper, (SELECT max(k.until) FROM {schema}.mark_slots AS k WHERE k.slot = p.lower)) END
+FROM t LEFT JOIN {schema}.partitions AS p ON p.parent = %(parent)s
 LEFT JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = p.name
 LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 ORDER BY p.lower
 
 -- query: ahead
-SELECT max(upper) - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM {schema}.partitions
+SELECT min(p.upper) - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM (SELECT max(upper) AS upper FROM {schema}.partitions GROUP BY parent) AS p
 
 -- query: retention
 SELECT name, value FROM {schema}.meta WHERE name IN ('partition_step', 'partition_live', 'low_water', 'low_water_at')
@@ -433,10 +491,11 @@ INSERT INTO {schema}.meta (name, value) SELECT 'low_water_at', %(at)s FROM raise
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- query: note_partition
-INSERT INTO {schema}.partitions (name, lower, upper) VALUES (%(name)s, %(lower)b, %(upper)b)
+INSERT INTO {schema}.partitions (name, lower, upper, parent) VALUES (%(name)s, %(lower)b, %(upper)b, %(parent)s)
 
 -- query: drop_partition_note
-DELETE FROM {schema}.partitions WHERE name = %(name)s
+WITH gone AS (DELETE FROM {schema}.partitions WHERE name = %(name)s RETURNING lower, parent)
+DELETE FROM {schema}.mark_slots AS k USING gone WHERE gone.parent = 'timed_marks' AND k.slot = gone.lower
 
 -- query: marks_cursor
 SELECT coalesce((SELECT value::bigint FROM {schema}.meta WHERE name = 'marks_purged_to'), 0),
@@ -476,7 +535,10 @@ GROUP BY t.now, c.tenant, c.consumer, standing, live
 -- query: count_rest
 WITH t AS MATERIALIZED {now}
 SELECT t.now, 1, c.tenant, c.consumer, 1, true, count(*), NULL
-FROM t CROSS JOIN {schema}.marks AS m JOIN {schema}.consumers AS c ON c.id = m.consumer_id
+FROM t CROSS JOIN (
+    SELECT consumer_id, expires_at FROM {schema}.marks UNION ALL SELECT consumer_id, expires_at FROM {schema}.timed_marks
+) AS m
+JOIN {schema}.consumers AS c ON c.id = m.consumer_id
 WHERE m.expires_at > t.now AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text)
 GROUP BY t.now, c.tenant, c.consumer
 UNION ALL
@@ -532,7 +594,7 @@ SELECT mode, ids FROM {schema}.consumers WHERE tenant = %(tenant)s AND consumer 
 
 -- query: lock_mode
 INSERT INTO {schema}.consumers AS c (tenant, consumer) VALUES (%(tenant)s, %(consumer)s)
-ON CONFLICT (tenant, consumer) DO UPDATE SET mode = c.mode RETURNING id, ids
+ON CONFLICT (tenant, consumer) DO UPDATE SET mode = c.mode RETURNING id, ids, mode
 
 -- query: unfinished
 WITH t AS MATERIALIZED {now}
@@ -584,9 +646,9 @@ SELECT {schema}.identity()
 SELECT set_config('lock_timeout', %(wait_ms)s, true)
 
 -- query: await_key
-INSERT INTO {schema}.records AS r (digest, state, owner, fence, attempt, expires_at, purge_at, consumer_id)
-VALUES (%(digest)s::uuid, 4, ''::bytea, 1, 0, 0, 0, 0)
-ON CONFLICT (digest) DO UPDATE SET fence = r.fence WHERE false
+INSERT INTO {records} AS r ({timed id_time, }digest, state, owner, fence, attempt, expires_at, purge_at, consumer_id)
+VALUES ({timed %(id_time)b, }%(digest)s::uuid, 4, ''::bytea, 1, 0, 0, 0, 0)
+ON CONFLICT ({timed id_time, }digest) DO UPDATE SET fence = r.fence WHERE false
 
 -- query: marked_by
-SELECT owner FROM {schema}.records WHERE digest = %(digest)s::uuid AND state & 7 = 1
+SELECT owner FROM {records} WHERE {timed id_time = %(id_time)b AND }digest = %(digest)s::uuid AND state & 7 = 1

@@ -84,7 +84,7 @@ def _for_table(text: str, schema: str, kind: str) -> str:
 
 
 SCHEMA = "semel"
-VERSION = 6
+VERSION = 9
 """The last migration that this semel knows."""
 OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -15,6 +15,7 @@ from semel.stores.postgres.schema import SCHEMA, check_schema_name
 __all__ = ["PostgresOptions", "PostgresTarget"]
 
 WAIT_MAX_S = 3600.0
+DEFAULT_PORT = 5432
 POOL_MAX = 1000
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
@@ -59,7 +60,7 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
         """Parse and check a URL or connection string. Connects to nothing. Raises `PolicyInvalid`."""
         try:
             conninfo = conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
+        except (psycopg.ProgrammingError, UnicodeError) as error:
             if (
                 mine := re.search(rf"[?&]({'|'.join(PostgresOptions.__annotations__)})=([^&]*)", url)
             ) is not None:
@@ -100,6 +101,15 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
             query["schema"] = self.schema
         asked = "?" + urlencode(query, safe="/,") if query else ""
         return f"postgresql://{servers}/{quote(self.conninfo.get('dbname', ''))}{asked}"
+
+    @property
+    def address(self) -> tuple[str, int, str] | None:
+        """Host, port and database; `None` if the URL does not name one server."""
+        host, port = str(self.conninfo.get("host", "")), str(self.conninfo.get("port") or DEFAULT_PORT)
+        name = str(self.conninfo.get("dbname", ""))
+        if not host or not name or "," in host or not port.isdecimal() or "hostaddr" in self.conninfo:
+            return None
+        return (host, int(port), name)
 
     def parameters(self) -> dict[str, Any]:
         """Return the driver's connection parameters."""

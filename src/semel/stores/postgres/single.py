@@ -73,7 +73,7 @@ class SingleClaim:
                 fence = _bigint(value(row, 1))
                 return Granted(fence, 1, fence + self.item.lease_us, fence)
         verdict = value(0, 0) if result.ntuples else None
-        if verdict in (_DONE, _FAILED):
+        if verdict in (_DONE, _FAILED) and not self.item.refresh:
             return Known(
                 "done" if verdict == _DONE else "failed",
                 value(0, 5),

@@ -81,7 +81,7 @@ class RedisState:
     def capabilities(self) -> Capabilities:
         """The store's capabilities. `durable` is known after `open`; until then it is assumed."""
         durable = self.found is None or self.found.durable
-        return Capabilities(durable=durable, shared=True, notifies=True)
+        return Capabilities(durable=durable, shared=True, notifies=True, endless=durable, refreshes=True)
 
     @property
     def weaknesses(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from semel.errors import RecordCorrupt
 from semel.stores.redis import encoding
 from semel.types import Unavailable
 
-__all__ = ["ALLOW_OOM", "Script", "Scripts", "scripts_for"]
+__all__ = ["ALLOW_OOM", "Script", "Scripts", "load_script", "scripts_for"]
 
 ITEMS_MAX = 1000
 """The most items of one call: the server serves no other client meanwhile."""
@@ -269,16 +269,17 @@ def scripts_for(*, shebang: bool) -> Scripts:
     """Load the scripts for servers that support script flags, or for older ones."""
     settles = ALLOW_OOM if shebang else b""
     return Scripts(
-        claim=_load(b"", "prelude", "claim"),
-        settle=_load(settles, "prelude", "settle"),
-        mark=_load(b"", "prelude", "mark"),
-        compact=_load(b"", "prelude", "compact"),
-        claim_one=_load(b"", "claim_one"),
-        settle_one=_load(settles, "settle_one"),
+        claim=load_script(b"", "prelude", "claim"),
+        settle=load_script(settles, "prelude", "settle"),
+        mark=load_script(b"", "prelude", "mark"),
+        compact=load_script(b"", "prelude", "compact"),
+        claim_one=load_script(b"", "claim_one"),
+        settle_one=load_script(settles, "settle_one"),
     )
 
 
-def _load(first_line: bytes, *parts: str) -> Script:
+def load_script(first_line: bytes, *parts: str) -> Script:
+    """Load the parts of a script."""
     folder = files("semel.stores.redis") / "scripts"
     text = first_line + b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
     return Script(parts[-1], text, sha1(text, usedforsecurity=False).hexdigest().encode())

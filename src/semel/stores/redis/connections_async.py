@@ -65,8 +65,11 @@ class AsyncRedisConnection:
 
     @property  # sync: drop
     def is_lost(self) -> bool:
-        """Whether the connection is known to have ended."""
-        return not self.connection.is_connected or (self._replies is not None and self._replies.is_lost)
+        """Whether the connection is known to have ended: the driver itself notices that only when it reads."""
+        connection = self.connection
+        if not connection.is_connected or connection._reader.at_eof() or connection._writer.is_closing():
+            return True
+        return self._replies is not None and self._replies.is_lost
 
     async def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
         """Read the replies of commands that reply with one line each; no other replies may be pending."""

@@ -50,6 +50,8 @@ ENDS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEAS
 WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID, ERRING = 1, 2, 4, 8, 16, 32, 64
 BY_EVENT_TIME, BY_ANCHOR = 1, 2
 """How the claim script decides that an event is late."""
+REFRESHING = 4
+"""Added to that: the windows of settled records start again."""
 ANY_STATE = 255
 TEXT_BYTES_MAX = 65_535
 """The most bytes of a name, an event type or a fingerprint in a record."""
@@ -121,7 +123,7 @@ def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
             tail = b"%c%b%b%b%b" % (len(owner), owner, _anchor(item), _U2.pack(len(whose)), whose)
             shape, own = _whole_claim(item, tail)
         else:
-            shape = (item.lease_us, item.window_us, item.sliding)
+            shape = (item.lease_us, item.window_us, item.sliding, item.refresh)
             sized_name = named.get(len(key))  # keys of one consumer are often equally long
             if sized_name is None:
                 sized_name = named[len(key)] = (len(name) + len(key)).to_bytes(2) + name
@@ -211,6 +213,8 @@ def _head(item: Claim, flags: int, more: int) -> bytes:
             late, time = BY_ANCHOR, item.apart_us
         elif item.refuse_late:
             late, time = BY_EVENT_TIME, item.event_time_us
+    if item.refresh:
+        late |= REFRESHING
     return _CLAIM.pack(flags, more, late, item.lease_us, item.window_us, time)
 
 
@@ -334,7 +338,7 @@ _ENDS: dict[type, Any] = {Renew: _renew, Lookup: _lookup, Forget: _forget, Resol
 AGAIN = frozenset(b"+Tn")
 """Letters for items that were not carried out."""
 CLAIM_DETAILED = frozenset(b"GKBJLU")
-END_DETAILED = frozenset(b"ABJrmf")
+END_DETAILED = frozenset(b"ADBJrmf")
 """Letters with a detail in the reply."""
 
 ABSENT, LOST, MISMATCH = Absent(), Lost[Any](), Mismatch()
@@ -381,8 +385,8 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
     match letter:
         case "C":
             return Completed(at_us=now)
-        case "A":
-            return Completed(already=True, at_us=int(detail))
+        case "A" | "D":
+            return Completed(already=True, at_us=int(detail), kept=letter == "A")
         case "R":
             return Completed(recreated=True, at_us=now)
         case "L":

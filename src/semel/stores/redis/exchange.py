@@ -204,7 +204,10 @@ class RedisExchange:
                 yield redis_marks.part_of(self, at, item, places, item.keys[piece])
             return
         tag = encoding.tag_of(item.tenant, item.consumer)
-        marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
+        marks, args = (
+            [head + tag for head in self.layout.marks],
+            [b"%d" % item.window_us, b"r" if item.refresh else b""],
+        )
         if not self.cluster:
             yield from self.plain_marks(at, item)
             return
@@ -221,7 +224,10 @@ class RedisExchange:
     def plain_marks(self, at: int, item: Mark) -> Iterable[CallPart]:
         """Yield the parts of a mark on one server; the first one is small."""
         tag = encoding.tag_of(item.tenant, item.consumer)
-        marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
+        marks, args = (
+            [head + tag for head in self.layout.marks],
+            [b"%d" % item.window_us, b"r" if item.refresh else b""],
+        )
         for piece in pieces(len(item.keys)):
             digests = digests_of(item.tenant, item.consumer, item.keys[piece])
             keys = [marks[each[0] & 63] + each[:12] for each in digests]

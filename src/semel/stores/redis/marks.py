@@ -25,7 +25,7 @@ _FIRST, _REFUSED = b"+OK", b"-"
 
 def serves(items: Sequence[Item]) -> bool:
     """Whether all items are marks: replies read as lines cannot be mixed with others."""
-    return all(type(item) is Mark and item.window_us > 0 for item in items)
+    return all(type(item) is Mark and item.window_us > 0 and not item.refresh for item in items)
 
 
 def carry_out(x: "RedisExchange", items: Sequence[Mark], answers: list[Answer]) -> Generator[Any, Any, None]:
@@ -158,7 +158,13 @@ def part_of(
     for digest in digests_of(tenant, consumer, keys):
         names.append(head + (int.from_bytes(digest[:3]) & mask).to_bytes(3))
         ids.append(b"%d" % (int.from_bytes(digest[8:16]) >> 1))
-    op = b"M" if isinstance(item, Mark) else b"L" if isinstance(item, Lookup) else b"F"
+    op = (
+        (b"R" if item.refresh else b"M")
+        if isinstance(item, Mark)
+        else b"L"
+        if isinstance(item, Lookup)
+        else b"F"
+    )
     window = b"%d" % (item.window_us if isinstance(item, Mark) else 0)
     return CallPart("compact", places, [item], names, [tag, b"%d" % bins, window, op, *ids], mark=at)
 

@@ -207,7 +207,7 @@ def judge(place: RedisTarget, infos: list[dict[str, str]], options: RedisOptions
         replicas=min(int(each.get("connected_slaves", "0")) for each in infos),
         cluster=next((state for state in ("fail", "ok") if state in states), ""),
     )
-    return replace(facts, costs=tuple(_costs(facts)))
+    return replace(facts, costs=tuple(_costs(facts, options.replicas_awaited)))
 
 
 def _refuse_wrong_kind(place: RedisTarget, infos: list[dict[str, str]]) -> None:
@@ -226,7 +226,7 @@ def _makes_snapshots(info: dict[str, str]) -> bool:
     return info.get("rdb_saves", info.get("rdb_last_bgsave_time_sec", "-1")) not in ("0", "-1")
 
 
-def _costs(facts: ServerFacts) -> Iterable[str]:
+def _costs(facts: ServerFacts, awaited: int) -> Iterable[str]:
     if facts.eviction != "noeviction":
         yield f"eviction ({facts.eviction}): at the memory limit records are dropped, and their effects happen again"
     if facts.persistence == "none":
@@ -234,8 +234,13 @@ def _costs(facts: ServerFacts) -> Iterable[str]:
     elif facts.persistence == "rdb":
         yield "snapshots only: a killed server loses all records since the last one, and their effects happen again"
     else:
-        yield f"append-only file: a killed server loses nothing; a power failure loses {_POWER_FAILURE[facts.fsync]}"
-    if facts.replicas:
+        yield (
+            f"append-only file: a killed server loses {_KILL.get(facts.fsync, 'nothing')}; a power failure loses"
+            f" {_POWER_FAILURE[facts.fsync]}"
+        )
+    if facts.replicas and awaited:
+        yield _failover_cost(facts.replicas, awaited)
+    elif facts.replicas:
         yield "replicas follow behind: a failover loses the records that had not reached the new master"
     elif facts.cluster:
         yield "a master without a replica: while it is down, its part of the keys cannot be claimed"
@@ -243,6 +248,18 @@ def _costs(facts: ServerFacts) -> Iterable[str]:
         yield "the cluster is down: its nodes refuse to serve until all slots have a master again"
 
 
+def _failover_cost(replicas: int, awaited: int) -> str:
+    """Say what a failover still loses where settles wait for replicas. Nothing waits for claims."""
+    number = "a replica" if awaited == 1 else f"{awaited} replicas"
+    chosen = ", or if a replica without them becomes the master" if replicas > awaited else ""
+    return (
+        f"settles wait for {number}: a failover loses settled records only if they were logged as not replicated in"
+        f" time{chosen}; it loses claims that had not reached the new master, and those events may run again"
+    )
+
+
+_KILL = {"everysec": "nothing, or two seconds if its disk is busy for longer than one"}
+"""While a sync is under way, the server answers before it writes, for up to two seconds."""
 _POWER_FAILURE = {
     "always": "nothing either, if the disk really syncs",
     "everysec": "the last second or two",

@@ -100,6 +100,11 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
         """Whether a settle waits for a disk before it is answered."""
         return self.wait_disk or self.wait_replica_disks > 0
 
+    @property
+    def replicas_awaited(self) -> int:
+        """How many replicas a settle waits for, in memory or on disk."""
+        return max(self.wait_replicas, self.wait_replica_disks)
+
 
 class RedisTarget(Struct, frozen=True, kw_only=True):
     """The address of the server, cluster or sentinels, and the login."""

@@ -24,7 +24,7 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.core.ids import digest, digests_of, time_in
+from semel.core.ids import DIGEST_BYTES, digest, digests_of, holds_time, time_in
 from semel.core.machine import check, decide
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.admin_rules import item_unknown
@@ -46,6 +46,11 @@ TIME_BYTES = 6
 """Milliseconds since 1970, for the next eight thousand years."""
 
 Scope = tuple[str, str]
+
+
+def by_time(time_us: int, key: bytes) -> bytes:
+    """Put the time inside an id before its digest, so that ids of one time are neighbours in the index."""
+    return (time_us // 1000).to_bytes(TIME_BYTES) + key
 
 
 class FileState:
@@ -213,17 +218,20 @@ class SqliteBatch:
         return digests
 
     def _by_time(self, ids: str, item: RecordItem, key: bytes) -> bytes:
-        """Put the time inside the id before its digest, so that ids of one time are neighbours in the index."""
+        """Return the key of a row whose consumer declared this kind of ids."""
+        if not holds_time(ids):
+            return key
         try:
             time_us = time_in(ids, item.id[2])
         except KeyInvalid:
             if isinstance(item, Lookup):
                 return key  # no record has this key
             raise
-        return (time_us // 1000).to_bytes(TIME_BYTES) + key
+        return by_time(time_us, key)
 
     def _without_record(self, item: Lookup | Forget, key: bytes) -> Record | Absent | Forgotten | Unavailable:
         """Answer from a mark, if there is one: it counts as a done record without owner or value."""
+        key = key[-DIGEST_BYTES:]  # marks are not ordered by the time in their ids
         expires_at = marks.expiry_of(self._connection, key)
         if expires_at is None or expires_at + EPOCH_US <= self._now:
             return Absent()
@@ -409,6 +417,9 @@ class SqliteBatch:
             self._connection, self._seen.mark_counts, digests, consumer_id, now, now + item.window_us
         )
         self.wrote |= True in firsts
+        if item.refresh:
+            known = [each for each, first in zip(digests, firsts, strict=True) if not first]
+            self.wrote |= marks.refresh(self._connection, known, now, now + item.window_us)
         return Marked(firsts)
 
 

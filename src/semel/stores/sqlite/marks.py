@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from semel.stores.sqlite import encoding
 
-__all__ = ["LEVELS", "expiry_of", "forget", "mark", "purge"]
+__all__ = ["LEVELS", "expiry_of", "forget", "mark", "purge", "refresh"]
 
 LEVELS = ("semel_marks_0", "semel_marks_1", "semel_marks_2")
 SMALL_MAX = 4096
@@ -93,6 +93,23 @@ def mark(
         if new:
             _make_room(connection, counts, len(new), now)
     return firsts
+
+
+def refresh(connection: sqlite3.Connection, digests: Sequence[bytes], now: int, expires_at: int) -> bool:
+    """Let live marks expire then, unless they would later. They stay in their tables. Returns whether one changed."""
+    changed = 0
+    for some in encoding.chunks(digests):
+        sent = encoding.pad_digests(some)
+        for level in LEVELS:
+            changed += connection.execute(_refresh(level, len(sent)), (now, expires_at, *sent)).rowcount
+    return changed > 0
+
+
+@lru_cache(maxsize=encoding.BATCH_ROWS_MAX)
+def _refresh(level: str, count: int) -> str:
+    """Return the statement for `count` digests of one table. ?1 now, ?2 the new expiry; the digests from ?3 on."""
+    asked = ",".join(f"?{number}" for number in range(3, 3 + count))
+    return f"UPDATE {level} SET expires_at = ?2 WHERE digest IN ({asked}) AND expires_at > ?1 AND expires_at < ?2"
 
 
 def _make_room(connection: sqlite3.Connection, counts: MarkCounts, added: int, now: int) -> None:

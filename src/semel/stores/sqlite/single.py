@@ -93,7 +93,7 @@ class SingleItems:
         if found is None:
             return self._insert(item, key, consumer_id) if _is_plain(item) else None
         state, value, fence, settled, seen, expires = found
-        if not state:
+        if not state or item.refresh:  # a sighting that starts the window again writes the record
             return None
         fence += EPOCH_US
         return Known(STATES[state], value, fence, fence + settled, fence - seen, fence + expires - now)

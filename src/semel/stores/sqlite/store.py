@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import sqlite3
-import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from semel.core.commands import Answer, Claim, Item, Settle
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
 from semel.runtime.jitter import jitter
+from semel.runtime.private_file import create_private
 from semel.stores.sqlite import locks, schema
 from semel.stores.sqlite import schema as sqlite_schema
 from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
@@ -51,7 +51,13 @@ class SqliteStore:
     """
 
     capabilities: Capabilities = Capabilities(
-        durable=True, transactional=True, single_writer=True, shared=True, notifies=True
+        durable=True,
+        transactional=True,
+        single_writer=True,
+        shared=True,
+        notifies=True,
+        endless=True,
+        refreshes=True,
     )
 
     def __init__(
@@ -282,7 +288,7 @@ class SqliteStore:
         schema.check_library()
         locks.refuse_inherited(self.path)
         kind = sqlite_schema.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
-        created = _create_private(self.path)
+        created = create_private(self.path)
         try:
             writer, reader = self._raw_connection(), self._raw_connection()
         except sqlite3.Error as error:
@@ -392,18 +398,6 @@ def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
-
-
-def _create_private(path: str) -> bool:
-    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Returns if it did.
-
-    The file is created without being opened: closing it here would drop the locks that another thread just took on it.
-    """
-    try:
-        os.mknod(path, stat.S_IFREG | 0o600)
-    except OSError:  # the file exists, or SQLite will report the error
-        return False
-    return True
 
 
 def _sync_folder(path: str) -> None:

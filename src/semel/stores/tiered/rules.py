@@ -183,9 +183,10 @@ class Tier:
         for position, item in enumerate(items):
             if type(item) is Claim:
                 # Events that are distinguished by their own times go to the truth: a copy has no event time.
-                if not item.apart_us and item.id not in others and _is_text(item.id[2]):
+                # So do sightings that start a window again: only the truth can do that.
+                if not item.apart_us and not item.refresh and item.id not in others and _is_text(item.id[2]):
                     found.append(Wanted(position, digest(item.id)))
-            elif type(item) is Mark:
+            elif type(item) is Mark and not item.refresh:
                 found += [
                     Wanted(position, digest((item.tenant, item.consumer, key)), place)
                     for place, key in enumerate(item.keys)

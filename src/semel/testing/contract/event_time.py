@@ -230,7 +230,7 @@ def an_event_time_window_counts_from_the_event(b: ScenarioContext) -> Flow[None]
     expect((yield from b.record()), Record, expires_at_us=horizon)
 
 
-@scenario()
+@scenario("manual")
 def what_is_forgotten_makes_its_copies_late(b: ScenarioContext) -> Flow[None]:
     """After the record expired, purged or not, exactly the possible copies of its event are late."""
     for purged in (False, True):

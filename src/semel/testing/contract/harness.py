@@ -38,7 +38,7 @@ End: TypeAlias = Literal["done", "failed", "released", "unknown"]
 SETTLED: tuple[Settled, ...] = ("done", "failed")
 ENDS: tuple[End, ...] = ("done", "failed", "released", "unknown")
 
-Need: TypeAlias = Literal["durable", "notifies", "manual"]
+Need: TypeAlias = Literal["durable", "notifies", "endless", "refreshes", "manual"]
 """A requirement of a scenario on its store or harness; `manual`: a clock that the test moves."""
 
 
@@ -198,13 +198,10 @@ class ScenarioContext:
         window: float = LONG,
         **more: Any,
     ) -> Claim:
-        """Return a claim by a new owner; `lease` and `window` in units."""
+        """Return a claim by a new owner; `lease` and `window` in units, `more` overrides any field."""
+        fields: dict[str, Any] = {"lease_us": self.us(lease), "window_us": self.us(window)}
         return Claim(
-            id=self.id(key) if isinstance(key, str) else key,
-            owner=owner or self.owner(),
-            lease_us=self.us(lease),
-            window_us=self.us(window),
-            **more,
+            id=self.id(key) if isinstance(key, str) else key, owner=owner or self.owner(), **(fields | more)
         )
 
     def hold(self, key: str | Id = "key", **more: Any) -> Flow[HeldClaim]:

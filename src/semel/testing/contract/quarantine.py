@@ -124,8 +124,27 @@ def resolve_to_done_answers_from_then_on(b: ScenarioContext) -> Flow[None]:
     expect((yield from b.claim()), Known, state="done", value=b"rprobed", settled_at_us=done.at_us)
     expect((yield from b.record()), Record, expires_at_us=done.at_us + b.us(LONG), journal=None)
     expect((yield from Resolve(b.id(), held.fence, "done", b"r2", b.us(LONG))), Lost)
-    expect((yield from held.settle("done", b"rlate")), Completed, already=True)
+    expect((yield from held.settle("done", b"rlate")), Completed, already=True, kept=False, at_us=done.at_us)
+    expect((yield from held.settle("done", b"rprobed")), Completed, already=True, kept=True)
     expect((yield from b.claim()), Known, value=b"rprobed")
+
+
+@scenario()
+def a_late_value_is_not_called_kept(b: ScenarioContext) -> Flow[None]:
+    """After a resolve without a value the late owner's value is not stored, and its answer says so; and so for null."""
+    for name, resolved, late in (
+        ("none", None, b"rlate"),
+        ("null", b"jnull", b"rlate"),
+        ("some", b"r1", None),
+    ):
+        held = yield from b.hold(name, quarantine=True)
+        expect((yield from held.settle("unknown")), Completed, kept=True)
+        expect(
+            (yield from Resolve(b.id(name), held.fence, "done", resolved, b.us(LONG))), Completed, kept=True
+        )
+        expect((yield from held.settle("done", late)), Completed, already=True, kept=False)
+        expect((yield from held.settle("done", resolved)), Completed, already=True, kept=True)
+        expect((yield from b.claim(name)), Known, value=resolved)
 
 
 @scenario()

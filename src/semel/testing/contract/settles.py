@@ -46,9 +46,10 @@ def a_repeated_completion_is_already_there(b: ScenarioContext) -> Flow[None]:
         held = yield from b.hold(to)
         first = expect((yield from held.settle(to, b"r1")), Completed, already=False)
         yield from b.later(1)
-        expect(
-            (yield from held.settle(to, b"r2")), Completed, already=True, recreated=False, at_us=first.at_us
-        )
+        same = expect((yield from held.settle(to, b"r1")), Completed, already=True, kept=True)
+        equal(same.at_us, first.at_us, "the time of a completion that is sent again")
+        other = expect((yield from held.settle(to, b"r2")), Completed, already=True, recreated=False)
+        equal((other.kept, other.at_us), (False, first.at_us), "whether another value is kept, and when")
         expect((yield from b.claim(to)), Known, value=b"r1", settled_at_us=first.at_us)
 
 

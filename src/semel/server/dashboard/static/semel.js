@@ -10,19 +10,29 @@
     ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3)).toString();
   const percent = (share) => share == null ? DASH : (share < 0.1 ? Number((100 * share).toPrecision(2))
     : share > 0.99 && share < 1 ? Math.floor(1e4 * share) / 100 : Math.round(100 * share)) + " %";
-  const say = (element, value) => {
-    const text = element.dataset.as === "percent" ? percent(value) : count(value);
+  const say = (element, value, more) => {
+    const text = element.dataset.as === "percent" ? percent(value) : count(value) + (more ? "+" : "");
     if (element.textContent !== text) element.textContent = text;
+    if ("hideZero" in element.dataset) element.hidden = !value;
   };
 
   // --- times in the reader's own zone ---
   const full = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
   const short = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
+  const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const away = new Intl.RelativeTimeFormat("en", { numeric: "always", style: "short" });
+  const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
+  const relative = (at) => {
+    const seconds = Math.round((at - Date.now()) / 1000);
+    const [unit, size] = UNITS.find(([, each]) => Math.abs(seconds) >= each) || UNITS[3];
+    return away.format(Math.trunc(seconds / size), unit);
+  };
   const localise = (root) => $$("time[datetime]", root).forEach((each) => {
     const at = new Date(each.dateTime);
     if (Number.isNaN(at.valueOf())) return;
-    each.textContent = ("short" in each.dataset ? short : full).format(at);
-    each.title = each.dateTime;
+    const text = "ago" in each.dataset ? relative(at) : ("short" in each.dataset ? short : "clock" in each.dataset ? clock : full).format(at);
+    if (each.textContent !== text) each.textContent = text;
+    each.title = "ago" in each.dataset ? full.format(at) : each.dateTime;
   });
 
   // --- counters in the header, pushed by the server ---
@@ -37,7 +47,8 @@
     const source = new EventSource("/ui/live");
     source.addEventListener("tick", (event) => {
       const now = JSON.parse(event.data);
-      $$("[data-count]").forEach((each) => say(each, now[each.dataset.count]));
+      $$("[data-count]").forEach((each) => say(each, now[each.dataset.count], "more" in each.dataset && now.bounded));
+      $$("[data-if]").forEach((each) => { each.hidden = !now[each.dataset.if]; });
       const rate = $("[data-count=rate]");
       if (rate) rate.classList.toggle("alarm", now.alarm);
       pulse("on", "last hour, live");
@@ -47,8 +58,10 @@
   };
 
   // --- parts that are asked for again: only while somebody looks ---
+  const isUsed = (part) => $("dialog[open], details[open]", part) || part.contains(document.activeElement);
   const repeat = () => $$("[data-every]").forEach((each) => setInterval(() => {
-    if (!document.hidden && !each.dataset.paused && each.isConnected) each.dispatchEvent(new Event("refresh"));
+    if (document.hidden || each.dataset.paused || !each.isConnected || isUsed(each)) return;
+    each.dispatchEvent(new Event("refresh"));
   }, 1000 * each.dataset.every));
 
   // --- charts ---
@@ -56,6 +69,7 @@
   const KINDS = {
     rates: { unit: "per second", series: [["received", "--blue"], ["processed", "--green"], ["duplicates", "--amber"], ["failed", "--red"]] },
     share: { unit: "%", series: [["rate", "--amber"]], line: "alarm" },
+    handler: { unit: "ms", series: [["handler_p50", "--blue", "half"], ["handler_p95", "--violet", "95 %"]] },
     latency: { unit: "ms", series: [["p50", "--blue"], ["p99", "--violet"]] },
   };
   const drawn = new Map();
@@ -67,9 +81,9 @@
       cursor: { points: { size: 6 }, y: false },
       legend: { live: true },
       scales: { x: { time: true }, y: { range: (u, low, high) => [0, Math.max(high || 0, kind.line ? 2 * alarm : 0.001) * 1.08] } },
-      axes: [axis, { ...axis, size: 52, values: (u, values) => values.map((value) => count(value)) }],
-      series: [{}, ...kind.series.map(([name, colour], at) => ({
-        label: name, stroke: css(colour), width: 2, spanGaps: false,
+      axes: [axis, { ...axis, size: 58, label: kind.unit, labelSize: 16, labelFont: "11px system-ui", labelGap: 0, values: (u, values) => values.map((value) => count(value)) }],
+      series: [{}, ...kind.series.map(([name, colour, label], at) => ({
+        label: label || name, stroke: css(colour), width: 2, spanGaps: false,
         dash: at === 3 ? [4, 3] : undefined,
         fill: at === 0 ? css(colour) + "1c" : undefined,
         points: { show: kind === KINDS.share || undefined, size: 4 },
@@ -88,7 +102,7 @@
     const target = $(`[data-table=${name}]`);
     if (!target || !target.closest("details").open) return;
     const names = KINDS[name].series.map(([each]) => each);
-    const rows = [["time", ...names], ...columns.t.map((at, row) => [full.format(new Date(1000 * at)), ...names.map((each) => count(columns[each][row]))]).reverse()];
+    const rows = [["time", ...KINDS[name].series.map(([each, , label]) => label || each)], ...columns.t.map((at, row) => [full.format(new Date(1000 * at)), ...names.map((each) => count(columns[each][row]))]).reverse()];
     target.replaceChildren(...rows.map((cells, row) => {
       const line = document.createElement("tr");
       cells.forEach((text, at) => {
@@ -163,6 +177,7 @@
   new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => node.nodeType === 1 && localise(node))))
     .observe(document.body, { childList: true, subtree: true });
   $$("[data-origin]").forEach((each) => { each.textContent = location.origin; });
+  setInterval(() => localise(document), 5000);
   listen();
   repeat();
   charts();

@@ -2,10 +2,13 @@
 --
 -- Shared fields: B state flags, B more flags, B late, d lease, d window, d event time. Item: the part after the header.
 -- Late: 0 never, 1 by the event time, 2 by the anchor of each item; then `apart` takes the place of the event time.
+-- Plus 4: the windows of settled records start again.
 -- F granted, all new  G granted (record)  K known (record)  B busy (rest)  J busy, journaled (rest)
 -- M mismatch  L late (age)  U unknown (since)  O no memory  X corrupt  T try again
 
 local st, fl, late, lease, window, event_time = sunpack('>BBBddd', ARGV[7])
+local refreshing = late >= 4
+if refreshing then late = late - 4 end
 local AHEAD_US = 300000000
 local anchored, apart = late == 2, event_time
 local is_late = late == 1 and now - event_time > window
@@ -117,7 +120,7 @@ end
 
 -- The usual duplicate: settled, and no fingerprint or anchor to compare.
 local function known(i, raw)
-  if #raw <= HEADER_BYTES then return false end
+  if refreshing or #raw <= HEADER_BYTES then return false end
   local version, rst, rfl, _, over = sunpack(HEADER, raw)
   local state = rst % 8
   if version ~= VERSION or (state ~= DONE and state ~= FAILED) or over <= now then return false end
@@ -155,6 +158,9 @@ local function claim(i, key, arg, raw)
     if not r.changed or (bare and r.journal) or store(i, key, r, r.journal) then
       say(i, 'U', at)
     end
+  elseif refreshing and not r.anchor and now + window > r.expires then
+    r.expires = now + window
+    if store(i, key, r, nil) then answer(i, close(r)) end
   else
     answer(i, raw)
   end

@@ -5,7 +5,7 @@
 --          grows. Marks stay where they are, and are also looked up there. A plus in a set's name for each growth.
 -- KEYS[i]  from 3 on: the prefix of a set's name
 -- ARGV[7]  the consumer's tag      ARGV[8]  the number of sets that the client knows
--- ARGV[9]  the window              ARGV[10] M mark, L look, F forget
+-- ARGV[9]  the window              ARGV[10] M mark, R mark and start the windows of known ones again, L look, F forget
 -- ARGV[i+8] the id for KEYS[i]
 -- A generation is as long as the window and has its own sets. A mark goes into the current generation and is looked up
 -- in that and in the one before, and in the sets of all other windows that the consumer was used with.
@@ -17,6 +17,8 @@ local FULL = 352 -- members of a set: up to 512 take eight bytes each, and more 
 local GROWTH, BINS_MAX = 8, 16777216
 local floor = math.floor
 local tag, bins, window, op = ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10]
+local refreshing = op == 'R'
+if refreshing then op = 'M' end
 
 local sizes, windows, mine = {}, {}, false
 local shape = call('HGET', KEYS[2], tag)
@@ -110,7 +112,7 @@ for i = 3, #KEYS do
   elseif op == 'F' then
     out[item] = place > 0 and '1' or '0'
     for each = 1, #places do call('SREM', places[each][item], id) end
-  elseif place > 0 then
+  elseif place > 0 and not (refreshing and running) then
     out[item] = '0'
   elseif not running then
     out[item] = '1'
@@ -118,7 +120,7 @@ for i = 3, #KEYS do
     local key = running[item]
     local added = pcall_('SADD', key, id)
     if added == 1 then
-      out[item] = '1'
+      out[item] = place > 0 and '0' or '1' -- known marks are copied into the current generation
       if not begun and call('SCARD', key) == 1 then call('PEXPIRE', key, till) end
     elseif added == 0 or pcall_('SISMEMBER', key, id) == 1 then -- at the memory limit, known marks still answer
       out[item] = '0'

@@ -12,11 +12,12 @@
 -- W window   B kind, d window
 -- P purge    B kind: remove it from the list of journaled claims if it is not one
 --
--- C completed  A already (when)  R recreated  L lost  N renewed  a absent  r the record as stored  m a mark (expiry)
+-- C completed  A already (when)  D already, with another value (when)  R recreated  L lost  N renewed  a absent  r the record as stored  m a mark (expiry)
 -- f forgotten (fence)  B busy (rest)  J busy, journaled (rest)  n needs the name  O no memory  X corrupt  T try again
 
 local find = string.find
 local TOMBSTONE_US = 43200000000
+local NULL = 'jnull' -- a value that is stored as a flag
 local SETTLE, SETTLE_BYTES = '>BBBdddd', 35
 local RELEASED = 5 -- a target of a settle, as are DONE, FAILED and UNKNOWN
 local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID, ERRING = 1, 2, 4, 8, 16, 32, 64 -- void: the value is null
@@ -146,7 +147,9 @@ local function settle(i, key, arg, r)
   if r.fence ~= fence or r.owner ~= owner or owner == '' then
     out[i - 1] = 'L'
   elseif r.state == to then
-    say(i, 'A', number(r.at))
+    local _, _, value = parts_of(arg, at, options)
+    local old, new = r.value or r.nothing and NULL, value or has(options, VOID) and NULL
+    say(i, (old or nil) == (new or nil) and 'A' or 'D', number(r.at))
   elseif r.state ~= CLAIMED and (r.state ~= UNKNOWN or to ~= DONE and to ~= FAILED) then
     out[i - 1] = 'L'
   else

@@ -1,4 +1,4 @@
-"""A small TCP proxy that does to a connection what networks do: cuts it, swallows, keeps replies to itself."""
+"""A TCP proxy for tests that does what networks do: cuts connections, drops requests, delays replies."""
 
 import contextlib
 import select
@@ -7,7 +7,9 @@ import threading
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-Mode: TypeAlias = Literal[
+__all__ = ["Proxy", "ProxyMode"]
+
+ProxyMode: TypeAlias = Literal[
     "pass", "refuse", "blackhole", "swallow", "hold", "cut_request", "cut_reply", "half_reply"
 ]
 """`refuse`: new connections are closed at once. `blackhole`: nothing passes. `swallow`: requests arrive, replies do
@@ -20,25 +22,28 @@ LOOK_S = 0.02
 
 
 class Proxy:
-    """Stands between clients and one server on loopback; what it does may be changed at any time."""
+    """Stands between clients and one server; set `mode` at any time to change what it does."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1", *, at: int = 0) -> None:
-        """To the server's port; `at` is its own, any by default."""
+    def __init__(self, port: int, host: str = "127.0.0.1", *, at: int = 0, listen: str = "127.0.0.1") -> None:
+        """Lead to the server at `port`; a `host` that begins with `/` is a socket file.
+
+        `at`: its own port. `listen`: its own address.
+        """
         self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", at))
+        self._listener = socket.create_server((listen, at))
         self.port: int = self._listener.getsockname()[1]
-        self.mode: Mode = "pass"
+        self.mode: ProxyMode = "pass"
         self.cuts_left: int | None = None
         """So many are cut, then all pass again; `None`: for as long as the mode stands."""
-        self.cuts = 0
-        self.connections = 0
-        self.turns = 0
+        self.cuts: int = 0
+        self.connections: int = 0
+        self.turns: int = 0
         """How often the direction changed from request to reply: round trips."""
-        self.asked_bytes = 0
+        self.asked_bytes: int = 0
         """What clients have sent."""
-        self.kept_back = threading.Event()
+        self.kept_back: threading.Event = threading.Event()
         """Set whenever a request was not handed on."""
-        self.arrived = threading.Event()
+        self.arrived: threading.Event = threading.Event()
         """Set whenever a request has been handed to the server."""
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._threads: list[threading.Thread] = []
@@ -73,7 +78,7 @@ class Proxy:
         """Cut the next replies instead of handing them on."""
         self.cut_next("cut_reply", times)
 
-    def cut_next(self, mode: Mode, times: int) -> None:
+    def cut_next(self, mode: ProxyMode, times: int) -> None:
         """Cut so many connections in this way, then let all pass again."""
         self.cuts_left = times
         self.mode = mode
@@ -91,16 +96,29 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(self._target)
+                server = self._connect()
             except OSError:
                 client.close()
                 continue
             self.connections += 1
             for end in (client, server):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if end.family != socket.AF_UNIX:
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             thread = threading.Thread(target=self._serve, args=(client, server), name="proxied")
             self._threads.append(thread)
             thread.start()
+
+    def _connect(self) -> socket.socket:
+        host, port = self._target
+        if not host.startswith("/"):
+            return socket.create_connection((host, port))
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(host)
+        except OSError:
+            server.close()
+            raise
+        return server
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
         pair = (client, server)

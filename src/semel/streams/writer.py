@@ -1,0 +1,281 @@
+"""Write outputs, marks and offsets in one Kafka transaction. All calls block.
+
+A transaction begins and ends within one call, between two polls of the group: no rebalance callback runs while it is
+open. Its offsets carry the group's generation, so the brokers refuse those of a member that has lost its partitions.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from semel.brokers.kafka.client import CLIENT_LOG
+from semel.brokers.kafka.sending import BYTES_MAX
+from semel.errors import Fenced, SourceRefused, SourceUnavailable
+
+__all__ = ["Produce", "RecordRefused", "TransactionWriter", "WriteResult"]
+
+_log = logging.getLogger("semel.streams")
+
+CALL_S = 10.0
+INIT_S = 10.0
+FENCED_MAX = 5
+"""After it was fenced so often without a commit in between, another instance has the same id."""
+FLUSH_S = 0.2
+STALLED_S = 2.0
+"""If nothing more is written for so long, the records are asked for their own results in the next transaction."""
+BATCH_OVERHEAD_BYTES = 1000
+_OWN_FAULT = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
+"""Errors of single records: the others of the transaction can go without them."""
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+_UNKNOWN_END = {*_FENCED, KafkaError._FATAL, KafkaError._STATE, KafkaError._TIMED_OUT}
+"""After these a new producer finds out how the transaction ended."""
+_FOR_GOOD = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+}
+"""Errors of topics: repeating the transaction cannot help."""
+
+Produce: TypeAlias = Callable[..., None]
+"""`produce(tag, topic, value, key, partition, headers, timestamp_ms)`; the tag names the record if it is refused."""
+
+
+class RecordRefused(NamedTuple):
+    """A record that its topic does not accept."""
+
+    tag: Any
+    reason: str
+
+
+class WriteResult(NamedTuple):
+    """The end of a transaction."""
+
+    committed: bool
+    marks_end: Mapping[int, int] = {}
+    """The offset behind the last mark of each partition, if it is committed."""
+    refused: Sequence[RecordRefused] = ()
+    reason: str = ""
+
+
+class TransactionWriter:
+    """A transactional producer, made anew when the end of a transaction is not known."""
+
+    def __init__(
+        self, client: Mapping[str, Any], transactional_id: str, transaction_s: float, batch_bytes_max: int
+    ) -> None:
+        self.transactional_id: str = transactional_id
+        self._transaction_s = transaction_s
+        self._config = {
+            **client,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": round(transaction_s * 1000),
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "compression.type": "lz4",
+            "partitioner": "murmur2_random",  # Java's own
+            "message.max.bytes": BYTES_MAX,  # the topic's limit decides about one record
+            "batch.size": max(1, min(1_000_000, batch_bytes_max - BATCH_OVERHEAD_BYTES)),
+            "queue.buffering.max.messages": 1_000_000,
+        }
+        self._producer: Any = None
+        self._fenced = 0
+        self._careful = False
+        """Whether to ask for each record's own result: the last transaction was refused for one of them."""
+        self._for_good: list[str] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the end of every earlier transaction is known."""
+        return self._producer is not None
+
+    def renew(self) -> None:
+        """Make a new producer with the same id: the brokers end what an earlier one has left open.
+
+        They complete a commit that they have begun, and abort everything else. Raises `SourceUnavailable` without an
+        answer, `Fenced` if another instance does the same.
+        """
+        if self._fenced > FENCED_MAX:
+            raise Fenced(
+                f"another instance took over the transactional id {self.transactional_id} again and again: give each"
+                " instance its own --instance"
+            )
+        producer = Producer(self._config, logger=CLIENT_LOG)
+        try:
+            producer.init_transactions(INIT_S)
+        except KafkaException as exception:
+            error: KafkaError = exception.args[0]
+            if error.retriable() or error.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                raise SourceUnavailable(f"no transaction can begin: {error.str()}") from exception
+            raise SourceRefused(f"no transaction can begin: {error.str()}") from exception
+        self._producer = producer
+
+    def transact(
+        self,
+        fill: Callable[[Produce, Produce], None],
+        positions: Mapping[tuple[str, int], int],
+        group: Any,
+    ) -> WriteResult:
+        """Produce what `fill` hands over, move the offsets and commit.
+
+        `fill` gets two functions: one for records, one for marks. If the result is not committed, nothing of it is
+        visible, or its end is not known: read the committed offsets and the marks again before anything else.
+        """
+        marks_end: dict[int, int] = {}
+        refused: list[RecordRefused] = []
+        producer = self._producer
+        try:
+            producer.begin_transaction()
+            last_marks = self._fill(fill, refused)
+            self._produce_last_marks(last_marks, marks_end)
+            producer.send_offsets_to_transaction(
+                [TopicPartition(*where, offset) for where, offset in positions.items()], group, CALL_S
+            )
+            left = self._flush(producer, refused)
+        except (
+            KafkaException,
+            SystemError,
+        ) as error:  # SystemError: a fatal one, raised during a delivery report
+            return self._abort(refused, error)
+        if left or refused:
+            return self._abort(
+                refused, f"{left} records were not written" if left else "records were refused"
+            )
+        try:
+            self._commit(producer)
+        except KafkaException as error:
+            return self._recover(error, refused)
+        self._fenced, self._careful = 0, False
+        return WriteResult(committed=True, marks_end=marks_end)
+
+    def _commit(self, producer: Any) -> None:
+        """Commit; seconds, because the client must not be made to resume a commit that it gave up at once."""
+        producer.commit_transaction(max(CALL_S, self._transaction_s))
+
+    def _flush(self, producer: Any, refused: list[RecordRefused]) -> int:
+        """Wait until everything is written; returns how many records are not.
+
+        After a refused record the client writes nothing more. Which one it was is known only if it was asked for.
+        """
+        give_up_at = monotonic() + self._transaction_s
+        stalled_at, before = monotonic() + STALLED_S, -1
+        while True:
+            left: int = producer.flush(FLUSH_S)
+            now = monotonic()
+            if left != before:
+                stalled_at, before = now + STALLED_S, left
+            stalls = not self._careful and now >= stalled_at
+            if not left or refused or self._for_good or stalls or now >= give_up_at:
+                return left
+
+    def _fill(
+        self, fill: Callable[[Produce, Produce], None], refused: list[RecordRefused]
+    ) -> dict[int, tuple[str, bytes, bytes]]:
+        """Produce everything but the last mark of each partition."""
+        producer, careful = self._producer, self._careful
+        last_marks: dict[int, tuple[str, bytes, bytes]] = {}
+
+        def produce(
+            tag: Any, topic: str, value: Any, key: Any, partition: int, headers: Any, timestamp_ms: int
+        ) -> None:
+            on_delivery = _watch(tag, refused, self._for_good) if careful else None
+            while True:
+                try:
+                    producer.produce(
+                        topic,
+                        value,
+                        key,
+                        partition,
+                        on_delivery,
+                        timestamp=timestamp_ms,
+                        headers=headers or [],
+                    )
+                except BufferError:  # its queue is full
+                    producer.poll(0.05)
+                except KafkaException as exception:
+                    if exception.args[0].code() not in _OWN_FAULT:
+                        raise
+                    refused.append(RecordRefused(tag, exception.args[0].str()))
+                    return
+                else:
+                    return
+
+        def produce_mark(topic: str, partition: int, key: bytes, value: bytes) -> None:
+            before = last_marks.get(partition)
+            last_marks[partition] = (topic, key, value)
+            if before is not None:
+                produce(None, before[0], before[2], before[1], partition, None, 0)
+
+        fill(produce, produce_mark)
+        return last_marks
+
+    def _produce_last_marks(
+        self, last_marks: Mapping[int, tuple[str, bytes, bytes]], marks_end: dict[int, int]
+    ) -> None:
+        """Produce the last mark of each partition, and note its offset: those before it have smaller ones."""
+
+        def on_delivery(error: Any, mark: Any) -> None:
+            if error is None:
+                marks_end[mark.partition()] = mark.offset() + 1
+
+        for partition, (topic, key, value) in last_marks.items():
+            while True:
+                try:
+                    self._producer.produce(topic, value, key, partition, on_delivery)
+                except BufferError:
+                    self._producer.poll(0.05)
+                else:
+                    break
+
+    def _recover(self, exception: KafkaException, refused: list[RecordRefused]) -> WriteResult:
+        """After a failed commit: abort if the client knows that nothing was committed, else let the next one ask."""
+        error: KafkaError = exception.args[0]
+        if error.txn_requires_abort():
+            return self._abort(refused, exception)
+        self._forget(error)
+        if not (error.retriable() or error.fatal() or error.code() in _UNKNOWN_END):
+            raise SourceRefused(f"the transaction is refused: {error.str()}") from exception
+        return WriteResult(committed=False, refused=tuple(refused), reason=error.str())
+
+    def _abort(self, refused: list[RecordRefused], reason: BaseException | str) -> WriteResult:
+        """Abort a transaction whose commit was not sent, or is known to have failed."""
+        if self._for_good:
+            raise SourceRefused(self._for_good[0])
+        found = tuple(refused)  # those purged by the abort were not refused
+        self._careful = True
+        give_up_at = monotonic() + CALL_S
+        while True:
+            try:
+                self._producer.abort_transaction(CALL_S)
+            except KafkaException as exception:
+                if exception.args[0].retriable() and monotonic() < give_up_at:
+                    continue
+                self._forget(exception.args[0])
+            break
+        return WriteResult(committed=False, refused=found, reason=str(reason))
+
+    def _forget(self, error: KafkaError) -> None:
+        """Give the producer up; what it has left open is ended by the next one."""
+        self._fenced += error.code() in _FENCED
+        self._careful = True
+        self._producer = None
+
+    def close(self) -> None:
+        """End the producer."""
+        self._producer = None
+
+
+def _watch(tag: Any, refused: list[RecordRefused], for_good: list[str]) -> Callable[[Any, Any], None]:
+    def on_delivery(error: Any, record: Any) -> None:
+        if error is not None and error.code() in _OWN_FAULT:
+            refused.append(RecordRefused(tag, error.str()))
+        elif error is not None and error.code() in _FOR_GOOD:
+            for_good.append(
+                f"{record.topic()} refuses records: {error.str()}; check that it exists, and the rights"
+            )
+
+    return on_delivery
