@@ -79,6 +79,13 @@ async def scene(made: Made, folder: Path) -> None:
     broken = False
     await work()
     assert ran == [("a", b'{"n":1}')], "the same key as before, once"
+    code, said = await dlq("drop", listed["dead"][0]["id"], "--yes", "--store", "sqlite:///a.db")
+    assert (code, "dropped" in said) == (0, True)
+    assert [each.action for each in audit_entries(f"sqlite:///{folder}/a.db")] == ["dlq replay", "dlq drop"]
+    code, listed = await dlq("list", "--json")
+    assert not listed["dead"]
+    await work()
+    assert len(ran) == 1, "its message is lost"
     await broker.close()
 
 

@@ -52,6 +52,19 @@ def test_a_dead_letter_without_its_body_is_not_said_to_be_replayable(
     assert second.endswith("its body is left out, so publish it again from where it was: orders/3/17")
 
 
+def test_a_dead_letter_says_what_can_be_done_about_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog("redis://localhost/orders")
+    for reason, attempts in (("failed", 3), ("unknown", 0), ("no-key", 0)):
+        log.log_dead_letter(DeadLetterInfo(reason=reason, consumer="mails", key="k", attempts=attempts))
+    told = [vars(record)["semel"] for record in caplog.records]
+    assert [each.get("attempt") for each in told] == [3, None, None]
+    assert [each["next"] for each in told] == [
+        "semel dlq replay runs it again",
+        "semel resolve decides; if it did not happen, semel dlq replay runs it again",
+        "semel dlq replay --new-key runs it under that key",
+    ]
+
+
 def test_an_outage_is_reported_at_once_then_once_a_minute_then_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

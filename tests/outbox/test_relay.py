@@ -359,3 +359,25 @@ def test_run_blocks_and_many_relays_share_the_work(place: Place) -> None:
     totals = Relay(place.url, sink, poll_s=0.05).run(until_empty=True)
     assert totals.published == 40
     assert set(sink.ids()) == set(ids)
+
+
+async def test_each_failed_attempt_is_a_line_that_says_what_happens_next(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    (bad,) = place.write(Message("order.moved", {"n": 1}))
+    sink = ListSink(lambda row: PublishRefused("no such\ntopic", of_message=True))
+    relay = Relay(place.rows(), sink, poll_s=0.02, retrying=Retrying(attempts_max=2, first_s=0.02))
+    running = asyncio.ensure_future(relay.arun())
+    await until(lambda: relay.totals.died == 1)
+    relay.stop()
+    await running
+    first, last = (record for record in caplog.records if hasattr(record, "event"))
+    told: dict[str, Any] = vars(first)["semel"]
+    assert (vars(first)["event"], told["key"], told["attempt"]) == ("failed", bad, 1)
+    assert told["next"].startswith("again in ")
+    assert told["error"] == r"'no such\ntopic'"
+    assert "\n" not in first.getMessage()
+    told = vars(last)["semel"]
+    assert (vars(last)["event"], told["key"], told["attempt"]) == ("dead_letter", bad, 2)
+    assert "semel outbox retry" in told["next"]
+    assert "is dead after 2 attempts: 'no such" in last.getMessage()

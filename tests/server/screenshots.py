@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
-from tests.server.scenes import a_day, some_records, some_workers, troubles
+from tests.server.scenes import a_day, some_dedups, some_records, some_workers, troubles
 from tests.server.tools import Running, serving
 from tests.services import chromium
 
@@ -32,6 +32,7 @@ SHOTS = (
     ("store", "/ui/stores", DESK, "dark"),
     ("observe", "/ui/observe?range=24h", DESK, "light"),
     ("check", "/ui/check", DESK, "light"),
+    ("streams", "/ui/streams", DESK, "light"),
 )
 
 
@@ -49,6 +50,7 @@ def main(folder: Path = IMAGES, only: tuple[str, ...] = ()) -> None:
         store.close()
         with serving(ServeSettings(auth="none", store=url, port=0)) as running:
             store.open()
+            some_dedups(store)
             some_workers(store)  # as late as possible: a heartbeat is believed for a minute
             store.close()
             _failures(running)

@@ -112,6 +112,16 @@ def test_on_a_phone_keys_are_readable_and_warnings_come_first(browser: Browser, 
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"], path
         widths = "() => [...document.querySelectorAll('td.key, th.key')].map((each) => each.clientWidth)"
         assert all(width >= 150 for width in page.evaluate(widths)), path
+    page.goto(service.address + "/ui/flight")  # a row is a list there: nothing is beside the screen
+    cells = page.locator("table.stack tbody tr:first-child > *")
+    expect(cells.filter(has_text="with its next delivery").first).to_be_visible()
+    cells_of = "() => [...document.querySelectorAll('table.stack tr > *')]"
+    assert (
+        max(page.evaluate(f"{cells_of}.map((each) => each.getBoundingClientRect().right)")) <= PHONE["width"]
+    )
+    assert page.evaluate(
+        "() => [...document.querySelectorAll('table.stack td')].every((each) => each.dataset.label)"
+    )
     page.goto(service.address + "/ui/check")
     levels = page.locator("table .state")
     expect(levels.first).to_be_visible()

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 import semel
 from semel.codec import encode
-from semel.core.commands import Claim, Count, Lookup, Renew, Settle
+from semel.core.commands import Admit, Claim, Count, Lookup, Renew, Settle
 from semel.errors import RecordCorrupt, StoreRefused
 from semel.ingest.intake import Event
 from semel.observe import formatting
@@ -389,6 +389,17 @@ def test_the_store_time_of_every_request_is_charged_to_its_tenant(tmp_path: Path
         calm = Running(running.address, quiet)
         assert calm.claim("k")["outcome"] == "claimed"
         calm.client.close()
+
+
+def test_an_operator_of_the_whole_store_sees_pages_while_the_store_is_slow(tmp_path: Path) -> None:
+    store = opened(SlowSqlite(tmp_path / "semel.db"))
+    store.send((Admit("loud", "c", "lease"),))
+    operator, _ = token_for(store, None, "admin")
+    settings = ServeSettings(store=url(tmp_path), port=0, limits=Limits(store_share=0.001))
+    with serving(settings, operator, store=store) as running:
+        page = {"cookie": f"semel_session={session_of(running, operator)}"}
+        asked = [running.client.get("/ui/events?q=k", headers=page) for _ in range(30)]
+    assert {answer.status_code for answer in asked} == {200}
 
 
 @pytest.mark.anyio

@@ -231,6 +231,23 @@ def test_stuck_messages_of_the_outbox_are_failures(running: Running, tmp_path: P
     assert "refused" in told
     assert "1 message Outbox, stuck" in told
     assert "is semel relay running?" in told
+    assert "Outbox 2" in told
+    checked = text_of(running, "parts/doctor")
+    assert "error outbox 1 message was given up" in checked
+    assert checked.index("error outbox") < checked.index("ok connection"), "trouble first"
+
+
+def test_a_journaled_event_is_tried_again_by_its_receiver(running: Running, place: str) -> None:
+    store = SqliteStore(place.partition(":///")[2].partition("?")[0])
+    store.open()
+    claimed, owner = ("", "ticks", "tick_1"), new_owner()
+    (granted,) = store.send((Claim(claimed, owner, 10**7, DAY_US, journal=b"j{}"),))
+    error = ErrorInfo("builtins.ValueError", "unknown currency")
+    store.send((Settle(claimed, owner, granted.fence, "released", error=error),))
+    store.close()
+    assert "next try by its receiver, now 1 journaled" in text_of(running, "failures?consumer=ticks")
+    assert "ticks journaled 1 by its receiver, now ValueError" in text_of(running, "flight")
+    assert "1 with its next delivery" in text_of(running, "flight"), "others wait for their sender"
 
 
 # --- dead letters -----------------------------------------------------------------------------------
@@ -288,6 +305,8 @@ def test_dead_letters_are_listed_and_replayed(place: str, tmp_path: Path) -> Non
         assert "app.Refused no such card" in told
         assert "needs a new key" in told
         assert "2 dead letters" in told
+        assert "Dead letters 3" in told
+        assert "2 dead letters are of an event above, and count once" in told
         assert badge(running) == 53  # two of the letters are of events that were given up
 
         assert "among the dead letters of" in text_of(running, "event/billing/ord_2026117750")
@@ -305,6 +324,18 @@ def test_dead_letters_are_listed_and_replayed(place: str, tmp_path: Path) -> Non
         assert stream.messages() == ["ord_2026117750"]
         assert running.claim("ord_2026117750")["outcome"] == "claimed"
         assert "dlq replay consumer billing key ord_2026117750" in audit(running)
+
+        form = f"verb=drop&source={quote(stream.url)}&consumer=billing"  # what is settled would stay for ever
+        assert post(running, "dead-letters", f"{form}&reason=failed&kind=app.Refused")[1].startswith(
+            "/ui/failures?done=drop&count=1&changed=0"
+        )
+        status, location = post(running, "dead-letters", f"{form}&reason=mismatch&kind=")
+        assert (status, location) == (303, "/ui/failures?done=drop&count=1&changed=0&left=0")
+        told = text_of(running, location.removeprefix("/ui/"))
+        assert "1 dead letter dropped. It is in the audit." in told
+        assert "Dead letters billing" not in told
+        assert "dlq drop consumer billing key ord_2026117751" in audit(running)
+        assert stream.messages() == ["ord_2026117750"], "nothing was published"
 
 
 def test_a_broker_that_cannot_be_read_is_reported_and_a_wrong_url_refused(place: str) -> None:

@@ -133,6 +133,14 @@ class RunnerCounters(msgspec.Struct):
 _log = logging.getLogger("semel.runner")
 
 
+_AFTER = {
+    "unknown": "semel resolve decides; if it did not happen, semel dlq replay runs it again",
+    "mismatch": "semel dlq replay --new-key runs it as another event",
+    "no-key": "semel dlq replay --new-key runs it under that key",
+}
+"""What an operator can do with a dead letter, by its reason."""
+
+
 class FailureLog:
     """The failures and dead letters of one source."""
 
@@ -166,7 +174,7 @@ class FailureLog:
         """Log a dead letter."""
         left_out = self._letters.take()
         if left_out is not None:
-            after = "semel dlq replay runs it again"
+            after = _AFTER.get(letter.reason, "semel dlq replay runs it again")
             if letter.body_at:
                 after = f"its body is left out, so publish it again from where it was: {letter.body_at}"
             _log.warning(
@@ -175,8 +183,8 @@ class FailureLog:
                 f" after {plural(letter.attempts, 'attempt')}" if letter.attempts else "",
                 f": {_one_line(letter.error)}" if letter.error else "", _more(left_out), after,
                 extra=about("dead_letter", source=self._source, consumer=letter.consumer, key=letter.key,
-                            reason=letter.reason, attempt=letter.attempts, error=letter.error,
-                            next=after),
+                            reason=letter.reason, error=letter.error, next=after,
+                            **({"attempt": letter.attempts} if letter.attempts else {})),
             )  # fmt: skip
 
     def log_lost(self, key: str) -> None:

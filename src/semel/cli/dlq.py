@@ -1,4 +1,4 @@
-"""`semel dlq`: list, show and replay dead letters."""
+"""`semel dlq`: list, show, replay and drop dead letters."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, confirm, print_json, print_rows, say
-from semel.observe.formatting import redact
+from semel.observe.formatting import plural, redact
 
 if TYPE_CHECKING:
     from semel.brokers.dead_letters import DeadLetter, DeadLetterQueue
@@ -121,7 +121,7 @@ def replay_dead(
         for dead in chosen:
             name = settings.consumer or dead.letter.consumer or "consume"
             key = dead.letter.key if new_key is None else new_key
-            mode = _note(settings, name, key=key, letter=dead.id, source=redact(source))
+            mode = _note(settings, name, "dlq replay", key=key, letter=dead.id, source=redact(source))
             async with aopen(settings.store, consumer=name, tenant=settings.tenant or "", mode=mode) as once:
                 try:
                     await replay(queue, dead, once, new_key=new_key)
@@ -135,12 +135,43 @@ def replay_dead(
     return 1 if refused else 0
 
 
-def _note(settings: "CliSettings", consumer: str, **details: str) -> "Mode":
-    """Write the replay into the store's audit. Returns the mode that the store has for the consumer."""
+@dlq.command("drop")
+def drop_dead(
+    source: Source,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="As listed; or --all.")] = None,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Drop dead letters: their messages are lost, and the records of their events stay as they are.
+
+    The store's audit first records who did it.
+    """
+    if bool(ids) == every:
+        raise CommandExit("give ids or --all", USAGE)
+    confirm("Drop every dead letter?" if every else f"Drop {plural(len(ids or ()), 'dead letter')}?", yes=yes)
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant)
+
+    async def remove(queue: "DeadLetterQueue") -> None:
+        chosen = await queue.look(LOOK_MAX) if every else [await _the(queue, each) for each in ids or ()]
+        for dead in chosen:
+            name = settings.consumer or dead.letter.consumer or "consume"
+            _note(settings, name, "dlq drop", key=dead.letter.key, letter=dead.id, source=redact(source))
+            await queue.remove(dead)
+            say(f"{dead.id}: dropped")
+
+    _at(source, remove)
+
+
+def _note(settings: "CliSettings", consumer: str, action: str, **details: str) -> "Mode":
+    """Write the action into the store's audit. Returns the mode that the store has for the consumer."""
     from semel.cli.store_access import open_store
 
     with open_store(settings) as reach:
-        reach.note(settings.tenant or "", "dlq replay", consumer=consumer, **details)
+        reach.note(settings.tenant or "", action, consumer=consumer, **details)
         return reach.read_settings().modes.get((settings.tenant or "", consumer), "lease")
 
 

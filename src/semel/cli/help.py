@@ -95,6 +95,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "config show": ("semel config show", "semel config show --json"),
     "dlq list": ("semel dlq list --from 'redis://localhost/0?stream=orders&group=billing'",),
     "dlq show": ("semel dlq show 1731700000000-0 --from 'redis://localhost/0?stream=orders&group=billing'",),
+    "dlq drop": (
+        "semel dlq drop 1731700000000-0 --yes --from 'redis://localhost/0?stream=orders&group=billing'",
+    ),
     "dlq replay": (
         "semel dlq replay 1731700000000-0 --from 'redis://localhost/0?stream=orders&group=billing'",
         "semel dlq replay --all --yes --from 'redis://localhost/0?stream=orders&group=billing'",

@@ -165,7 +165,7 @@ def advise(
     """
     if len(lags.seconds) < LAGS_MIN:
         raise UsageError(
-            f"only {len(lags.seconds)} duplicates with a lag were seen, and {LAGS_MIN} are needed;"
+            f"only {plural(len(lags.seconds), 'duplicate')} with a lag were seen, and {LAGS_MIN} are needed;"
             " measure for longer, and keep the window that you have"
         )
     if per_day is None:

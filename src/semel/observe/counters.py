@@ -359,15 +359,16 @@ class CounterHook:
 
 
 def quantile(buckets: dict[int, int], ends: tuple[float, ...], part: float) -> float | None:
-    """Return the quantile of the buckets, at most one bucket too high; `None` if they are empty."""
+    """Return the quantile, in its bucket as if values were spread evenly there; `None` if the buckets are empty."""
     wanted = part * sum(buckets.values())
     if not wanted:
         return None
     below = 0
     for at in sorted(buckets):
+        if below + buckets[at] >= wanted:
+            start = ends[at - 1] if at else 0.0
+            return start + (ends[at] - start) * (wanted - below) / buckets[at]
         below += buckets[at]
-        if below >= wanted:
-            return ends[at]
     return ends[-1]
 
 

@@ -96,8 +96,7 @@ class Relay:
         self._poll_s = poll_s
         self._on_step = on_step
         self._on_counts = on_counts
-        listeners = tuple(hooks)
-        self._reports = RowReports(listeners, self.sink.name) if listeners else None
+        self._reports = RowReports(hooks, self.rows.name, self.sink.name)
         self._taken: Sequence[OutboxRow] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
@@ -189,8 +188,7 @@ class Relay:
                         until = now + failure.delay_us / 1e6
                         self._pauses[failure.pauses] = max(until, self._pauses.get(failure.pauses, 0.0))
                 await self.rows.settle(command.published, command.failures, self._keep_us)
-                if self._reports is not None:
-                    self._reports.report(self._taken, command.published, command.failures)
+                self._reports.report(self._taken, command.published, command.failures)
                 return None
             case _:
                 raise TypeError(f"a relay does not know {command!r}")
@@ -235,8 +233,6 @@ class Relay:
         totals.published += step.published
         totals.refused += step.refused
         totals.died += step.died
-        if step.died:
-            _log.warning("%s: %d messages are dead: semel outbox list --dead", self.rows.name, step.died)
         if self._on_step is not None and step.taken:
             self._on_step(step)
 

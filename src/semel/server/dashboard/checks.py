@@ -15,6 +15,7 @@ from semel.keys.limits import CONSUMER_BYTES_MAX
 from semel.observe.doctor import Finding, examine
 from semel.observe.formatting import now_us, redact
 from semel.observe.guarantees import WINDOWS
+from semel.outbox.tables import examine as examine_outbox
 from semel.runtime import audit
 from semel.server.dashboard.auth import Viewer
 from semel.server.dashboard.state import Dashboard, range_of
@@ -57,7 +58,10 @@ def routes(desk: Dashboard) -> list[Route]:
 
     async def doctor(request: Request) -> Response:
         viewer = await desk.overseer(request)
-        findings = await asyncio.to_thread(_examine, desk.service.settings.store)
+        url = desk.service.settings.store
+        findings = await asyncio.to_thread(_examine, url)
+        findings += [replace(each, what=redact(each.what)) for each in await examine_outbox(url)]
+        findings.sort(key=lambda each: LEVELS.index(each.level))  # trouble first
         return await desk.page(request, viewer, "_doctor.html", {"findings": findings})
 
     async def trail(request: Request) -> Response:
@@ -88,8 +92,7 @@ def _examine(url: str) -> list[Finding]:
         ]
     if not isinstance(store, Store):
         return [Finding("connection", "warning", f"{store.name} serves event loops only: not examined")]
-    found = [replace(each, what=redact(each.what)) for each in examine(store)]
-    return sorted(found, key=lambda each: LEVELS.index(each.level))  # trouble first
+    return [replace(each, what=redact(each.what)) for each in examine(store)]
 
 
 async def _audit_entries(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEntry]:

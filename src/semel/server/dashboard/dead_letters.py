@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -69,6 +69,11 @@ class Letters(Struct, frozen=True):
         """How many letters need a person."""
         return sum(source.count for source in self.sources)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a source has more letters than are looked at."""
+        return any(source.has_more for source in self.sources)
+
 
 class DeadLetterReader:
     """Reads and replays the dead letters of the sources in the settings, and of those that heartbeats name.
@@ -129,6 +134,22 @@ class DeadLetterReader:
 
         Each is written into the audit first. Raises `HttpProblem` if the source is not known or does not answer.
         """
+        return await self._act(caller, name, group, modes, "replay")
+
+    async def drop(
+        self, caller: Caller, name: str, group: tuple[str, str, str], modes: dict[tuple[str, str], Mode]
+    ) -> tuple[int, int]:
+        """Remove the letters of a source's group: their messages are lost. Returns as `replay` does."""
+        return await self._act(caller, name, group, modes, "drop")
+
+    async def _act(
+        self,
+        caller: Caller,
+        name: str,
+        group: tuple[str, str, str],
+        modes: dict[tuple[str, str], Mode],
+        verb: Literal["replay", "drop"],
+    ) -> tuple[int, int]:
         url = next((each for each in self._urls if redact(each) == name), None)
         if url is None:  # another instance may have found it: the next look finds it here
             raise HttpProblem(422, "invalid", "choose a source; load the page again if it was listed")
@@ -139,7 +160,7 @@ class DeadLetterReader:
                     if _group_of(dead) != group:
                         continue
                     try:
-                        await self._replay_one(caller, queue, dead, modes, redact(url))
+                        await self._act_on(caller, queue, dead, modes, redact(url), verb)
                     except UsageError:  # it was settled since, runs again, or is not decided yet
                         refused += 1
                     else:
@@ -148,25 +169,29 @@ class DeadLetterReader:
             raise
         except TimeoutError as error:
             raise HttpProblem(
-                503, "unavailable", f"the broker was too slow; {done} were published again, the others stay"
+                503, "unavailable", f"the broker was too slow; {done} letters were done with, the others stay"
             ) from error
         return done, refused
 
-    async def _replay_one(
+    async def _act_on(
         self,
         caller: Caller,
         queue: DeadLetterQueue,
         dead: DeadLetter,
         modes: dict[tuple[str, str], Mode],
         url: str,
+        verb: Literal["replay", "drop"],
     ) -> None:
         consumer, key = dead.letter.consumer, dead.letter.key
         tenants = [place[0] for place in modes if place[1] == consumer]
+        details = {"consumer": consumer, "key": key, "letter": dead.id, "source": url}
+        if verb == "drop":
+            await self._service.note(caller, tenants[0] if len(tenants) == 1 else "", "dlq drop", **details)
+            await queue.remove(dead)
+            return
         if len(tenants) != 1:
             raise UsageError("the letter names no consumer of one tenant; use semel dlq replay --tenant")
-        await self._service.note(
-            caller, tenants[0], "dlq replay", consumer=consumer, key=key, letter=dead.id, source=url
-        )
+        await self._service.note(caller, tenants[0], "dlq replay", **details)
         plan = ItemBuilder(
             consumer=consumer,
             tenant=tenants[0],

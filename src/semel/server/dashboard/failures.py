@@ -134,24 +134,24 @@ def routes(desk: Dashboard) -> list[Route]:
         said = {"done": form["verb"], "count": done, "changed": changed, "left": int(left)}
         return RedirectResponse(f"/ui/failures?{urlencode(said)}", 303)
 
-    async def replay(request: Request) -> Response:
+    async def act_on_letters(request: Request) -> Response:
         viewer = await desk.overseer(request)
         form = await form_of(request)
         viewer.require("admin")
         group = (form.get("consumer", ""), form.get("reason", ""), form.get("kind", ""))
-        settings = await desk.figures.settings()
-        done, refused = await desk.dead_letters.replay(
-            viewer.caller, form.get("source", ""), group, dict(settings.modes)
-        )
+        modes = dict((await desk.figures.settings()).modes)
+        source, verb = form.get("source", ""), "drop" if form.get("verb") == "drop" else "replay"
+        act = desk.dead_letters.drop if verb == "drop" else desk.dead_letters.replay
+        done, refused = await act(viewer.caller, source, group, modes)
         await desk.letters.fresh()
-        said = {"done": "replay", "count": done, "changed": refused, "left": 0}
+        said = {"done": verb, "count": done, "changed": refused, "left": 0}
         return RedirectResponse(f"/ui/failures?{urlencode(said)}", 303)
 
     return [
         Route("/failures", failures),
         Route("/parts/failures", part),
         Route("/failures", act, methods=["POST"]),
-        Route("/dead-letters", replay, methods=["POST"]),
+        Route("/dead-letters", act_on_letters, methods=["POST"]),
     ]
 
 
@@ -190,6 +190,7 @@ async def _values(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str
         "chosen_filter": chosen,
         "filtered": any(chosen.values()),
         "letters": letters,
+        "both": desk.lettered_failures(viewer, snapshot),
         "rows": rows,
         "failing": desk.failing(viewer, snapshot),
         "snapshot": snapshot,
@@ -210,7 +211,7 @@ async def _nothing() -> None:
 def _said(asked: Any) -> dict[str, Any] | None:
     """Return what an action has done, for the notice; only numbers and known words come from the address."""
     numbers = {name: asked.get(name, "") for name in ("count", "changed", "left")}
-    if asked.get("done") not in ("forget", "release", "resolve", "replay"):
+    if asked.get("done") not in ("forget", "release", "resolve", "replay", "drop"):
         return None
     if not all(NUMBER.fullmatch(each) for each in numbers.values()):
         return None

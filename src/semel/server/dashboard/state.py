@@ -176,12 +176,16 @@ class Dashboard:
         if viewer.sees_all:
             letters, rows = self.letters.last(), self.stuck_rows.last()
             number += rows.number if rows else 0
-            if letters:  # an event that was given up and its letter are one failure
-                cases = snapshot.cases if snapshot else ()
-                events = letters.events
-                both = sum(case.is_failing and case.id[1:] in events for case in cases) if events else 0
-                number += max(0, letters.number - both)
+            if letters:
+                number += max(0, letters.number - self.lettered_failures(viewer, snapshot))
         return number
+
+    def lettered_failures(self, viewer: Viewer, snapshot: Snapshot | None) -> int:
+        """Return how many of the failing events have a dead letter: event and letter are one failure."""
+        letters = self.letters.last() if viewer.sees_all else None
+        events = letters.events if letters else frozenset()
+        cases = snapshot.cases if snapshot and events else ()
+        return sum(case.is_failing and case.id[1:] in events for case in cases)
 
     @property
     def store_name(self) -> str:

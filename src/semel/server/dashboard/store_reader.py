@@ -56,10 +56,12 @@ class StoreReader:
         return await adrive(asking, self._send)
 
     async def _send(self, items: Sequence[Item]) -> list[Answer]:
+        """Send items. A tenant's user pays; an operator of the whole store sees pages also while the store is slow."""
         answers: list[Answer] = []
-        store, charge = self._service.runtime.store, self._service.costs.charge_store
+        payer, store = PAYER.get(), self._service.runtime.store
+        charge = (self._service.costs.charge_store,) if payer is not None and payer.tenant is not None else ()
         for at in range(0, len(items), ITEMS_MAX):
-            answers += await send_to(store, items[at : at + ITEMS_MAX], charge)
+            answers += await send_to(store, items[at : at + ITEMS_MAX], *charge)
         return answers
 
     async def slow(self, item: Count | Scan) -> Any:

@@ -35,6 +35,12 @@
     each.title = "ago" in each.dataset ? full.format(at) : each.dateTime;
   });
 
+  // --- on a phone a row is a list: each cell names its column ---
+  const label = (root) => $$("table.stack", root).forEach((table) => {
+    const names = $$("thead th", table).map((each) => each.textContent);
+    $$("tbody tr", table).forEach((row) => [...row.cells].forEach((cell, at) => { cell.dataset.label = names[at] || ""; }));
+  });
+
   // --- counters in the header, pushed by the server ---
   const pulse = (state, text) => {
     const dot = $("#pulse");
@@ -73,6 +79,8 @@
     latency: { unit: "ms", series: [["p50", "--blue"], ["p99", "--violet"]] },
   };
   const drawn = new Map();
+  // A value between two gaps is no line: it is a point.
+  const alone = (u, at) => u.data[at].flatMap((value, i, all) => value != null && all[i - 1] == null && all[i + 1] == null ? [i] : []);
   const latest = (plot) => { if (plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 }); };
   const options = (kind, width, height, alarm) => {
     const axis = { stroke: css("--text-soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -86,7 +94,7 @@
         label: label || name, stroke: css(colour), width: 2, spanGaps: false,
         dash: at === 3 ? [4, 3] : undefined,
         fill: at === 0 ? css(colour) + "1c" : undefined,
-        points: { show: kind === KINDS.share || undefined, size: 4 },
+        points: { show: false, size: 5, filter: alone },
         value: (u, value) => value == null ? DASH : count(value) + (kind.unit === "%" ? " %" : ""),
       }))],
       hooks: { setCursor: [latest], draw: !kind.line ? [] : [(u) => {
@@ -174,7 +182,8 @@
   });
 
   localise(document);
-  new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => node.nodeType === 1 && localise(node))))
+  label(document);
+  new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => { if (node.nodeType === 1) { localise(node); label(node); } })))
     .observe(document.body, { childList: true, subtree: true });
   $$("[data-origin]").forEach((each) => { each.textContent = location.origin; });
   setInterval(() => localise(document), 5000);
