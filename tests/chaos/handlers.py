@@ -39,8 +39,9 @@ async def acredit(connection: Any, order: dict[str, Any]) -> None:
     await connection.execute(f"INSERT INTO credits VALUES ('{order['id']}')")
 
 
-def fail_first(order: dict[str, Any]) -> None:
-    raise RuntimeError(order["id"])
+def take_whole_message(order) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Has no annotation, so it gets the message, not its body."""
+    note_effect(order["id"])
 
 
 def leave(order: dict[str, Any]) -> None:

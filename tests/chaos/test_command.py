@@ -99,16 +99,16 @@ def test_what_cannot_be_used_is_refused(
     assert (app / "effects.txt").read_text() == ""
 
 
-def test_the_fixture_is_a_plugin_as_the_page_says(app: Path) -> None:
-    plugin, test = re.findall(
+def test_the_fixture_is_a_plugin_as_the_page_says(tmp_path: Path) -> None:
+    app, plugin, test = re.findall(
         r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
-    (app / "app.py").rename(app / "shop.py")
-    (app / "conftest.py").write_text(plugin)
-    (app / "test_shop.py").write_text(test)
+    (tmp_path / "shop.py").write_text(app)
+    (tmp_path / "conftest.py").write_text(plugin)
+    (tmp_path / "test_shop.py").write_text(test)
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", app, app],
-        cwd=app, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout
     assert "1 passed" in ran.stdout

@@ -128,6 +128,11 @@ def test_a_handler_that_ends_its_process_fails_the_run_and_leaves_nothing(chaos:
         chaos(handlers.leave, events=2, workers=1, lease_s=0.2)
 
 
+def test_a_handler_that_raises_in_every_run_fails_the_run_with_its_error(chaos: Chaos) -> None:
+    with pytest.raises(ChaosFailed, match=r"raised in each of 50 runs.*not subscriptable.*\n.*order: dict"):
+        chaos(handlers.take_whole_message, lease_s=LEASE_S)
+
+
 def test_functions_that_workers_cannot_import_are_refused(chaos: Chaos) -> None:
     with pytest.raises(ValueError, match="define it at the top of a module"):
         chaos(lambda order: order)

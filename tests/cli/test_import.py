@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,11 @@ import redis as driver
 import semel as library
 from semel.cli.imports.run import Importer
 from semel.cli.imports.sources import PAGE, source_for, time_us_of
+from semel.core.commands import Answer, Item, Settle
+from semel.core.ids import OWN
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
+from semel.testing import ManualClock
 from semel.types import Done, Record
 from tests.cli.shell import semel, terminal
 from tests.services import postgres, redis
@@ -123,6 +127,32 @@ def test_a_killed_import_goes_on(app: Path) -> None:
         whole = importer.run(lambda _made: None)
     assert not whole.resumed
     assert (whole.written, whole.known, whole.verified) == (0, ROWS // 2, ROWS // 2)
+
+
+class LeisurelyStore(MemoryStore):
+    """An hour passes between a write of records and whatever is asked next."""
+
+    def __init__(self) -> None:
+        self.time = ManualClock()
+        super().__init__(clock=self.time)
+
+    def send(self, items: Sequence[Item]) -> list[Answer]:
+        answers = super().send(items)
+        if any(isinstance(item, Settle) and not item.id[1].startswith(OWN) for item in items):
+            self.time.advance(HOUR_S)
+        return answers
+
+
+def test_a_key_whose_window_ends_during_the_import_is_not_missing(tmp_path: Path) -> None:
+    (tmp_path / "seen.jsonl").write_text(
+        "".join(json.dumps({"id": key}) + "\n" for key in ("evt_1", "evt_2"))
+    )
+    source = source_for(str(tmp_path / "seen.jsonl"), table=None, key="id", time=None, pattern=None)
+    with closing(source):
+        made = Importer(
+            LeisurelyStore(), source, tenant="", consumer="billing", window_us=1800 * 10**6, kind="records"
+        ).run(lambda _made: None)
+    assert (made.written, made.verified) == (2, 2)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Imported(msgspec.Struct):
     refused: int = 0
     """Keys that semel does not take: empty, too long, or with control characters."""
     verified: int = 0
-    """Written or known, and found in the store afterwards."""
+    """Written or known, and found in the store afterwards, unless their window ended in between."""
     resumed: bool = False
     """It went on where an earlier import was killed. Its counts begin there."""
 
@@ -83,7 +83,7 @@ class Importer:
         return made
 
     def _import(self, page: Sequence[ProcessedKey], made: Imported, *, dry_run: bool) -> None:
-        now_us = answer_or_raise(self._store.send([Count(PROGRESS)])[0]).now_us
+        now_us = self._now_us()
         chosen: dict[str, tuple[int, int]] = {}
         copies: Counter[str] = Counter()
         made.read += len(page)
@@ -109,8 +109,13 @@ class Importer:
         written = self._mark(chosen, now_us) if self._kind == "marks" else self._record(chosen)
         made.written += written
         made.known = before + len(chosen) - written
-        there = zip(chosen, self._has(list(chosen)), strict=True)
-        made.verified += sum(1 + copies[key] for key, is_there in there if is_there)
+        there = dict(zip(chosen, self._has(list(chosen)), strict=True))
+        then_us = self._now_us()
+        made.verified += sum(
+            1 + copies[key]
+            for key, (at_us, window_us) in chosen.items()
+            if there[key] or at_us + window_us <= then_us
+        )
 
     def _mark(self, chosen: dict[str, tuple[int, int]], now_us: int) -> int:
         """Mark the keys for the rest of their windows. Returns how many are new."""
@@ -132,6 +137,10 @@ class Importer:
             ]
         )
         return sum(isinstance(answer, Completed) and answer.recreated for answer in answers)
+
+    def _now_us(self) -> int:
+        """Return the store's time."""
+        return answer_or_raise(self._store.send([Count(PROGRESS)])[0]).now_us
 
     def _has(self, keys: Sequence[str]) -> list[bool]:
         return [

@@ -44,7 +44,10 @@ TICK_S = 0.02
 STALL_S, STALL_LEASES = 60.0, 15.0
 """After this long without an acknowledgement the run fails instead of hanging."""
 STARTS_FAILED_MAX = 3
-DEATHS_MAX = 20
+DEATHS_MAX, DEATHS_WITHOUT_RETURN_MAX = 20, 5
+"""A handler that has not returned once gets less patience."""
+ERRORS_MAX = 50
+"""A handler that raised in so many runs, and has not returned once, does not take these events at all."""
 LOG_CHARS = 2000
 SETTLE_S = 30.0
 """How long to wait at the end for handlers that still run."""
@@ -125,6 +128,9 @@ class Conductor:
         self._began = time.monotonic()
         self._starts_failed = 0
         self._deaths = 0
+        self._returned = 0
+        self._errors = 0
+        self._last_error = ""
         self.ledger: ChaosLedger = ChaosLedger()
         self.progress: ChaosProgress = ChaosProgress(rounds_all=settings.rounds)
 
@@ -196,7 +202,8 @@ class Conductor:
             if self._feed.left != left:
                 left, stalled_at = self._feed.left, now + patience_s
             if now > stalled_at:
-                raise ChaosFailed(f"a {what} for {patience_s:g} s.\n{self._log_tail()}")
+                raise ChaosFailed(f"a {what} for {patience_s:g} s.\n{self._reasons()}")
+            self._refuse_only_errors()
             self._feed.tick(now)
             self._resume(now)
             self._dispatch(now)
@@ -287,11 +294,31 @@ class Conductor:
         self._end(process)
         self._starts_failed += not took_part
         self._deaths += 1
-        if self._starts_failed >= STARTS_FAILED_MAX or self._deaths >= DEATHS_MAX:
+        deaths_max = DEATHS_MAX if self._returned else DEATHS_WITHOUT_RETURN_MAX
+        if self._starts_failed >= STARTS_FAILED_MAX or self._deaths >= deaths_max:
             raise ChaosFailed(f"the workers end by themselves.\n{self._log_tail()}", usable=took_part)
         if took_part:
             self._note(note)
         self._replace(process)
+
+    def _refuse_only_errors(self) -> None:
+        """Raise `ChaosFailed` for a handler that raises in every run."""
+        if not self._returned and self._errors >= ERRORS_MAX:
+            raise ChaosFailed(
+                f"the handler raised in each of {self._errors} runs, at last {self._last_error}.\n"
+                "It gets what a handler of semel consume gets: annotate the parameter, such as order: dict, to get the"
+                " body decoded."
+            )
+
+    def _reasons(self) -> str:
+        """Return what may explain that nothing moves on."""
+        slow_s = max((note.lasted_s for note in self.ledger.faults if note.kind == "store slow"), default=0.0)
+        reasons = [self._log_tail()]
+        if slow_s:
+            reasons.insert(0, f"The store took {slow_s:.1f} s for one answer; a longer lease helps.")
+        if self._last_error:
+            reasons.insert(0, f"The handler's last error: {self._last_error}")
+        return "\n".join(reasons).strip()
 
     def _log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-LOG_CHARS:].strip()
@@ -332,6 +359,9 @@ class Conductor:
             case RunEnded(run, error):
                 state.calls[run].ended_s = self.now_s
                 state.calls[run].error = error
+                self._returned += not error
+                self._errors += bool(error)
+                self._last_error = error or self._last_error
             case DeliveryAnswer():
                 self._on_answer(process, message)
             case Lagged(seconds, store):
