@@ -46,6 +46,8 @@ ERROR_CHARS_MAX = 4096
 REASON_CHARS_MAX = 500
 """The longest reason for a missing value: a long text must not fill the store."""
 _INT64 = 2**63
+_SCALARS = frozenset((str, bool, type(None)))
+"""The classes whose every value is plain JSON."""
 
 _json = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder()
@@ -162,7 +164,7 @@ def _encode(value: Any, returns: Any, *, as_plain_data: bool) -> bytes:
 
 def _is_plain(value: Any, depth: int) -> bool:
     kind = type(value)
-    if kind is str or kind is bool or value is None:
+    if kind in _SCALARS:
         return True
     if kind is int:
         return bool(-_INT64 <= value < _INT64)
@@ -170,11 +172,17 @@ def _is_plain(value: Any, depth: int) -> bool:
         return math.isfinite(value)
     if depth > DEPTH_MAX:
         raise RecursionError("nested too deeply")
-    if kind is list:
-        return all(_is_plain(part, depth + 1) for part in value)
     if kind is dict:
-        return all(type(name) is str and _is_plain(part, depth + 1) for name, part in value.items())
-    return False
+        for name in value:
+            if type(name) is not str:
+                return False
+        value = value.values()
+    elif kind is not list:
+        return False
+    for part in value:  # noqa: SIM110 - every stored value passes here, and a scalar costs no call
+        if type(part) not in _SCALARS and not _is_plain(part, depth + 1):
+            return False
+    return True
 
 
 # --- MessagePack with tags ----------------------------------------------------------------------

@@ -205,14 +205,14 @@ def answer_of(ran: Ran) -> ProbeAnswer[Any]:
 def outcome_of(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
     """Return the caller's outcome, from the handler's end and the store's answer."""
     if isinstance(ran, Returned):
+        kept = verdict.value is not None and not verdict.reason
+        if isinstance(settled, Completed):
+            if not settled.kept:
+                return Done(ran.value, kept=False, reason=RESOLVED_MEANWHILE)
+            return Done(ran.value, kept=kept, reason=verdict.reason)
         if isinstance(settled, Lost):
             return Lost(ran.value)
-        if isinstance(settled, Completed) and not settled.kept:
-            return Done(ran.value, kept=False, reason=RESOLVED_MEANWHILE)
-        kept = verdict.value is not None and not verdict.reason
-        return Done(
-            ran.value, kept=kept, recorded=not isinstance(settled, Unavailable), reason=verdict.reason
-        )
+        return Done(ran.value, kept=kept, recorded=False, reason=verdict.reason)
     if ran.lost:
         return Lost()
     if verdict.to == "failed" and not isinstance(settled, Unavailable):

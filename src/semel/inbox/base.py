@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from semel import codec
 from semel.client.items import ItemBuilder
-from semel.connections import Address, Talk, code_of
+from semel.connections import AsyncCallerConnection, CallerConnection, Talk, code_of
 from semel.core import ids
 from semel.core.backoff import backoff_s
 from semel.errors import (
@@ -69,8 +69,8 @@ class InboxStatements(ABC):
         """The lock timeout; never 0, which would mean for ever."""
         return max(1, round(self.lock_wait_s * 1000))
 
-    def may_read_settings(self, _address: Address | None) -> bool:
-        """Whether a first use may read the settings on the caller's connection to this address."""
+    def may_read_settings(self, _handle: CallerConnection | AsyncCallerConnection) -> bool:
+        """Whether a first use may read the settings on the caller's connection."""
         return False
 
     def read_settings(self) -> Talk[Windows | None]:

@@ -81,6 +81,8 @@ class Inbox(InboxBase):
         self._handle.require_transaction()
         if not window_us:
             return [True] * len(keys)  # no deduplication for this type
+        if len(keys) == 1:
+            return self._mark_distinct(keys, event_type, window_us, fingerprint)
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
         new = self._mark_distinct(distinct, event_type, window_us, fingerprint) if distinct else []
@@ -103,7 +105,7 @@ class Inbox(InboxBase):
         What this call needs is then read in the caller's transaction.
         """
         behind, handle = self._connect_behind, self._handle
-        if behind is None or not self._words.may_read_settings(handle.address) or behind():
+        if behind is None or not self._words.may_read_settings(handle) or behind():
             return self._connect()
         handle.require_transaction()
         windows = handle.run(self._words.read_settings())

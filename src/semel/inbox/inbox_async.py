@@ -82,6 +82,8 @@ class AsyncInbox(InboxBase):
         await self._handle.require_transaction()
         if not window_us:
             return [True] * len(keys)  # no deduplication for this type
+        if len(keys) == 1:
+            return await self._mark_distinct(keys, event_type, window_us, fingerprint)
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
         new = await self._mark_distinct(distinct, event_type, window_us, fingerprint) if distinct else []
@@ -104,7 +106,7 @@ class AsyncInbox(InboxBase):
         What this call needs is then read in the caller's transaction.
         """
         behind, handle = self._connect_behind, self._handle
-        if behind is None or not self._words.may_read_settings(handle.address) or behind():
+        if behind is None or not self._words.may_read_settings(handle) or behind():
             return await self._connect()
         await handle.require_transaction()
         windows = await handle.run(self._words.read_settings())

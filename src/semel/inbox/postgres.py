@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semel.client.items import ItemBuilder
-from semel.connections import Address, Statement, Talk, code_of
+from semel.connections import AsyncCallerConnection, CallerConnection, Statement, Talk, code_of
 from semel.core.ids import digest, digests_of, holds_time, time_in
 from semel.core.moves import check_moves
 from semel.errors import (
@@ -89,10 +89,13 @@ class PostgresInboxStatements(InboxStatements):
     def _identity(self) -> str:
         return self._store.identity or self._found_identity
 
-    def may_read_settings(self, address: Address | None) -> bool:
+    def may_read_settings(self, handle: CallerConnection | AsyncCallerConnection) -> bool:
         """Behind a pooler, whose connections the callers may all hold, and if both lead to the same server."""
         place = self._store.place
-        return place.pooler and address is not None and address == place.address
+        if not place.pooler:
+            return False  # the driver takes longer to say the address than to build the whole statement
+        address = handle.address
+        return address is not None and address == place.address
 
     def read_settings(self) -> Talk[Windows | None]:
         """Return the stored windows of a consumer that is recorded in mode inbox, in tables of this version."""
