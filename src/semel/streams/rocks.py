@@ -180,7 +180,7 @@ class RocksIndex:
         try:
             for span, entries in by_part.items():
                 handle = self._handle(span)
-                for digest, packed in entries:
+                for digest, packed in sorted(entries):  # neighbours share the way through the list in memory
                     put(digest, packed, handle)
             self._db.write(batch)
         except Exception as error:
