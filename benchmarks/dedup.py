@@ -1,10 +1,11 @@
-"""Events per second through `semel dedup`, bytes per mark, restore time per million, and Quix Streams beside it.
+"""Events per second through `semel dedup`, bytes per mark, restore time per million; Quix Streams and Flink beside it.
 
 `python -m benchmarks.dedup --events 200000`. One broker of this run, four partitions, JSON events, a tenth of them
 copies, transactions on both sides. Each contender is its own process and drains a topic that was filled before.
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -14,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.dedup_flink import VERSION, run_flink
 from benchmarks.peers import python_for, version_of
 
 PARTITIONS = 4
@@ -43,9 +46,25 @@ class DedupFigures(msgspec.Struct, kw_only=True):
     """Local disk for each mark."""
     restore_s_per_million: float
     restore_rate: float
-    peer: str = ""
-    peer_rate: float | None = None
-    peer_cpu_us: float | None = None
+    restore_cpu_us: float
+    """Processor time for each mark of a restore."""
+    peers: list["PeerFigures"] = []
+
+
+class PeerFigures(msgspec.Struct, kw_only=True):
+    """What another library or program did with such a topic, or why it did not."""
+
+    name: str
+    events: int = 0
+    load: float = 0.0
+    """The load of the computer afterwards."""
+    rate: float | None = None
+    cpu_us: float | None = None
+    times_the_rate: float | None = None
+    """How many times as fast semel is."""
+    times_the_cpu: float | None = None
+    missing: str = ""
+    """Why it was not measured."""
 
 
 def fill(servers: str, topic: str, events: int) -> int:
@@ -55,7 +74,7 @@ def fill(servers: str, topic: str, events: int) -> int:
     from confluent_kafka.cimpl import NewTopic
 
     admin = AdminClient({"bootstrap.servers": servers})
-    names = (topic, f"{topic}.out", f"{topic}.quix")
+    names = (topic, f"{topic}.out", f"{topic}.quix", f"{topic}.flink")
     for made in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
         made.result(60)
     producer = Producer(
@@ -64,12 +83,13 @@ def fill(servers: str, topic: str, events: int) -> int:
     chance, ids = random.Random(7), 0
     for _ in range(events):
         copy = ids and chance.random() < COPIES
-        id_ = f"evt-{chance.randrange(ids) if copy else ids:09}"
+        number = chance.randrange(ids) if copy else ids
+        id_ = f"evt-{number:09}"
         ids += not copy
         body = {
             "id": id_,
             "type": "order.paid",
-            "customer": f"c{chance.randrange(9999)}",
+            "customer": f"c{number * 7919 % 9999}",
             "cents": 4200,
             "note": "x" * 60,
         }
@@ -88,7 +108,7 @@ def drain(servers: str, topic: str, folder: str) -> None:
     )
     begun: list[float] = []
     cpu: list[float] = []
-    restored: list[float] = []
+    restored: list[tuple[float, float]] = []
 
     def note() -> None:
         counts = dedup.counts
@@ -97,10 +117,13 @@ def drain(servers: str, topic: str, folder: str) -> None:
             cpu.append(time.process_time())
             before.append(counts.received)
         if counts.restored and not counts.received:
-            restored.append(time.monotonic())
+            restored.append((time.monotonic(), time.process_time()))
 
     before: list[int] = []
-    dedup.run(until_idle=True, on_step=note, wait_s=0.2)
+    opened = (time.monotonic(), time.process_time())
+    with dedup:
+        gc.freeze()  # as the command does
+        dedup.run(until_idle=True, on_step=note, wait_s=0.2)
     counts = dedup.counts
     took_s = (time.monotonic() - begun[0] - 0.2) if begun else 0.0
     told = {
@@ -108,7 +131,8 @@ def drain(servers: str, topic: str, folder: str) -> None:
         "cpu_us": (time.process_time() - cpu[0]) / (counts.received - before[0]) * 1e6 if begun else 0.0,
         "passed": counts.passed,
         "restored": counts.restored,
-        "restore_s": restored[-1] - restored[0] if restored else 0.0,
+        "restore_s": restored[-1][0] - opened[0] if restored else 0.0,
+        "restore_cpu_s": restored[-1][1] - opened[1] if restored else 0.0,
     }
     print(json.dumps(told))
 
@@ -151,7 +175,7 @@ def run(command: list[str]) -> dict[str, Any]:
 
 
 def measure(servers: str, events: int, *, peer_events: int, folder: Path) -> DedupFigures:
-    """Measure semel, then its restore, then the other library."""
+    """Measure semel, then its restore, then the others."""
     loads = [os.getloadavg()[0]]
     topic = f"bench-{os.urandom(4).hex()}"
     ids = fill(servers, topic, events)
@@ -168,15 +192,49 @@ def measure(servers: str, events: int, *, peer_events: int, folder: Path) -> Ded
         loads=[round(each, 1) for each in loads], rate=round(first["rate"]), cpu_us=round(first["cpu_us"], 1),
         mark_bytes=round(held / ids, 1), restore_rate=round(ids / max(again["restore_s"], 1e-9)),
         restore_s_per_million=round(again["restore_s"] / ids * 1e6, 1),
+        restore_cpu_us=round(again["restore_cpu_s"] / ids * 1e6, 1),
     )  # fmt: skip
     if peer_events:
-        small = f"bench-{os.urandom(4).hex()}"
-        fill(servers, small, peer_events)
-        command = [python_for(LIBRARY), "-c", QUIX, servers, small, str(peer_events), str(folder / "quix")]
-        told = run(command)
-        figures.peer = f"Quix Streams {version_of(LIBRARY)}"
-        figures.peer_rate, figures.peer_cpu_us = round(told["rate"]), round(told["cpu_us"], 1)
+        for name, run_peer in (("Quix Streams", _run_quix), ("Flink SQL", _run_flink)):
+            small = f"bench-{os.urandom(4).hex()}"
+            ids = fill(servers, small, peer_events)
+            figures.peers.append(
+                _peer_figures(figures, name, run_peer, servers, small, peer_events, ids, folder)
+            )
     return figures
+
+
+def _run_quix(servers: str, topic: str, events: int, _ids: int, folder: Path) -> tuple[str, float, float]:
+    told = run([python_for(LIBRARY), "-c", QUIX, servers, topic, str(events), str(folder / "quix")])
+    return version_of(LIBRARY), told["rate"], told["cpu_us"]
+
+
+def _run_flink(servers: str, topic: str, events: int, ids: int, folder: Path) -> tuple[str, float, float]:
+    (folder / "flink").mkdir()
+    found = run_flink(servers, topic, events, ids, folder / "flink")
+    return VERSION, found.rate, found.cpu_us
+
+
+def _peer_figures(
+    ours: DedupFigures,
+    name: str,
+    run_peer: Callable[[str, str, int, int, Path], tuple[str, float, float]],
+    servers: str,
+    topic: str,
+    events: int,
+    ids: int,
+    folder: Path,
+) -> PeerFigures:
+    """Run another; where it cannot be had, say why."""
+    try:
+        version, rate, cpu_us = run_peer(servers, topic, events, ids, folder)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return PeerFigures(name=name, missing=str(error))
+    return PeerFigures(
+        name=f"{name} {version}", events=events, load=round(os.getloadavg()[0], 1), rate=round(rate),
+        cpu_us=round(cpu_us, 1), times_the_rate=round(ours.rate / rate, 1),
+        times_the_cpu=round(cpu_us / ours.cpu_us, 1),
+    )  # fmt: skip
 
 
 def main() -> int:
@@ -184,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dedup", description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument(
-        "--peer-events", type=int, default=50_000, help="events for Quix Streams; 0: without it"
+        "--peer-events", type=int, default=50_000, help="events for the others; 0: without them"
     )
     parser.add_argument("--servers", help="a broker to use instead of one of this run's own")
     parser.add_argument("--out", type=Path, help="folder for dedup.json")

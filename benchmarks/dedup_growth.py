@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from semel.streams.mark_format import DIGEST_BYTES, KeyMark
+from semel.streams.mark_format import DIGEST_BYTES, pack_time
 from semel.streams.rocks import RocksIndex, RocksIndexes
 
 BATCH = 4000
@@ -123,7 +123,7 @@ def _add_batch(index: RocksIndex, number: int, each_us: int, *, look: bool = Tru
     digests = [sha256(at.to_bytes(8, "big")).digest()[:DIGEST_BYTES] for at in range(number, number + BATCH)]
     assert not look or index.find(digests) == [None] * BATCH
     added = {
-        digest: KeyMark(START_US + (number + at) * each_us, number + at + 1)
+        digest: pack_time(START_US + (number + at) * each_us) + at.to_bytes(8, "big")
         for at, digest in enumerate(digests)
     }
     number += BATCH

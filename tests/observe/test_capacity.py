@@ -118,3 +118,16 @@ def test_the_command(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused(tmp_path: Path, wrong: list[str]) -> None:
     assert semel("advise", *wrong, cwd=tmp_path).code == 2
+
+
+def test_the_plan_of_dedup_is_in_instances_and_local_disk() -> None:
+    [found] = plan(12_000.0, 86_400_000_000, stores=["kafka"])
+    [layout] = [each for each in LAYOUTS if each.store == "kafka"]
+    assert found.layout == "dedup"
+    assert found.disk_bytes == 12_000 * 86_400 * layout.bytes_each
+    assert found.shards == found.client_processes >= 1
+    assert not found.server_cores
+    assert not found.connections
+    [greater] = plan(1_200_000.0, 86_400_000_000, stores=["kafka"])
+    assert greater.shards > found.shards
+    assert "a partition for each shard" in " ".join(greater.notes)

@@ -15,6 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from semel.brokers.dead_letters import letter_of
 from semel.errors import UsageError
 from semel.streams import Dedup, DedupBatch, RecordOutput
+from semel.streams.mark_format import ENTRY_BYTES
 from semel.streams.repartition import Repartition
 from semel.streams.writer import TransactionWriter
 from tests.streams.scene import Stream, event, ids_of
@@ -69,6 +70,22 @@ def test_without_its_index_an_instance_reads_the_marks_again(stream: Stream) -> 
     ran = stream.run()
     assert (ran.counts.restored, ran.counts.duplicates, ran.counts.passed) == (100, 100, 1)
     assert Counter(stream.passed()) == Counter([*ids, "new"])
+
+
+def test_marks_share_records_as_large_as_their_topic_accepts(stream: Stream) -> None:
+    config = {"max.message.bytes": "2000", "cleanup.policy": "compact,delete", "retention.ms": "172800000"}
+    stream.create(NewTopic(stream.marks, stream.partitions, 1, config=config))
+    ids = [f"e{n}" for n in range(300)]
+    stream.send(*ids)
+    stream.run()
+    sizes = [len(record.value()) for record in stream.read(stream.marks)]
+    assert sum(sizes) == len(ids) * ENTRY_BYTES
+    assert len(ids) * ENTRY_BYTES / 1000 <= len(sizes) < 30
+    assert max(sizes) <= 1000
+    shutil.rmtree(stream.folder / "state")
+    stream.send(*ids)
+    ran = stream.run()
+    assert (ran.counts.restored, ran.counts.duplicates, ran.counts.passed) == (300, 300, 0)
 
 
 class DiesAfterCommit(Dedup):

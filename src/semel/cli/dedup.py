@@ -1,5 +1,6 @@
 """`semel dedup`: pass the first record of each key from one Kafka topic to another."""
 
+import gc
 import logging
 import signal
 import threading
@@ -226,7 +227,12 @@ def _run(
     failure: list[BaseException] = []
     received = stop_on_signals(engine.stop)
     say(redact(f"deduplicating {engine.name}, window {exact_text(engine.window_us)}. {CONTRACT}"))
-    with _beside(engine, first, failure, until_idle=until_idle), show_progress(engine, hook, writer) as show:
+    with (
+        _beside(engine, first, failure, until_idle=until_idle),
+        show_progress(engine, hook, writer) as show,
+        engine,
+    ):
+        gc.freeze()  # the modules: a collection among the records of batches need not look at them
         engine.run(until_idle=until_idle and first is None, on_step=show)
     if failure:
         raise failure[0]

@@ -6,13 +6,13 @@ raises `KeyMissing` or `KeyInvalid`. None of them invents an id.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
 from semel.errors import KeyInvalid, KeyMissing
-from semel.keys.limits import check_namespace
+from semel.keys.limits import check_all, check_namespace
 from semel.keys.message import as_key, headers_of, json_body, payload_of
 from semel.keys.schemes import check_version, derive, part_name
 
@@ -175,6 +175,20 @@ class Body(KeyExtractor):
             except (msgspec.DecodeError, AttributeError, RecursionError):
                 pass  # absent or of another type: the full decoder below reports where
         return as_key(walk(json_body(payload), self._segments), f"{self.path} in the body")
+
+    def read_all(self, payloads: Sequence[bytes]) -> list[str]:
+        """Read the field of many bodies, at less than half the price. Raises for any of them as a call does."""
+        if self._decoder is None:
+            return [self(payload) for payload in payloads]
+        try:
+            leaves: list[Any] = list(map(self._decoder.decode, payloads))
+            for _ in self._segments:
+                leaves = [leaf.member for leaf in leaves]
+            keys = [leaf if type(leaf) is str else str(leaf) for leaf in leaves]
+            check_all(keys)
+        except (msgspec.DecodeError, AttributeError, RecursionError, KeyInvalid):
+            return [self(payload) for payload in payloads]  # it says which one, and why
+        return keys
 
     def __repr__(self) -> str:
         return f"Body({self.path!r})"

@@ -119,6 +119,12 @@ LAYOUTS: tuple[StoreLayout, ...] = (
         server_us=14, look_up_us=3, partitioned=True, by_arrival=True, held_max=400_000,
         note="ids=opaque, or uuid7, ulid, ksuid or snowflake",
     ),
+    StoreLayout(
+        store="kafka", name="dedup", bytes_each=35, index_bytes=2, client_us=16.1, one_core=True,
+        held_max=41_000_000,
+        note="semel dedup: disk of its local indexes; the topic needs a partition for each shard, and 28 bytes"
+        " for each mark and replica",
+    ),
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A batch of records on its way: what each of them is, and what is written for it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -10,13 +10,13 @@ from semel.brokers.dead_letters import headers_of
 from semel.brokers.source import DeadLetterInfo
 from semel.errors import GiveUp, KeyInvalid, KeyMissing
 from semel.runtime.process import worker_name
-from semel.streams.mark_format import digest_of, pack_mark, print_of
+from semel.streams.mark_format import digest_of, print_of
 from semel.streams.member import StreamPartition
-from semel.streams.reading import KeyOf, TimeOfRecord, now_us
-from semel.streams.sorting import Candidate, Sorted, sort_events
-from semel.streams.writer import Produce
+from semel.streams.reading import KeyOf, TimeOfRecord, now_us, read_keys
+from semel.streams.sorting import Candidates, Sorted, sort_events
+from semel.streams.writer import Produce, TransactionRecords, timestamp_ms_of
 
-__all__ = ["BadRecord", "DedupBatch", "Destinations", "RecordOutput", "SortedPartition", "sort_partition"]
+__all__ = ["BadRecord", "DedupBatch", "Destinations", "RecordOutput", "RecordReading", "SortedPartition"]
 
 KIND_HEADER = "semel-dedup"
 """The header of a copy in another topic than the output: `duplicate`, `mismatch` or `late`."""
@@ -88,42 +88,76 @@ class DedupBatch(msgspec.Struct, frozen=True):
         return self._all("late")
 
 
-def sort_partition(
-    partition: StreamPartition,
-    records: Sequence[Any],
-    *,
-    key_of: KeyOf,
-    time_of: TimeOfRecord | None,
-    window_us: int,
-    skip_empty: bool,
-    refused: dict[tuple[int, int], str],
-) -> SortedPartition:
-    """Read, look up and sort the records of one partition."""
-    candidates: list[Candidate] = []
-    bad: list[BadRecord] = []
-    skipped = 0
-    index = partition.index
-    arrival_us = max(now_us(), index.latest_us)  # never late, also if another instance's clock is ahead
-    for record in records:
-        value = record.value()
-        if value is None and skip_empty:
-            skipped += 1
-            continue
-        if refused and (error := refused.get((partition.number, record.offset()))) is not None:
-            bad.append(BadRecord(record, "refused", error, bare=True))
-            continue
+class RecordReading(msgspec.Struct, frozen=True, kw_only=True):
+    """How records are read: their keys, their times, and what is left out."""
+
+    key_of: KeyOf
+    time_of: TimeOfRecord | None
+    window_us: int
+    skip_empty: bool
+
+    def sort(
+        self, partition: StreamPartition, records: Sequence[Any], refused: Mapping[tuple[int, int], str]
+    ) -> SortedPartition:
+        """Read, look up and sort the records of one partition."""
+        index = partition.index
+        arrival_us = max(now_us(), index.latest_us)  # never late, also if another instance's clock is ahead
+        candidates = None if refused else self._read_all(records, arrival_us)
+        bad: list[BadRecord] = []
+        skipped = 0
+        if candidates is None:
+            candidates, bad, skipped = self._read_each(partition, records, arrival_us, refused)
+        known = index.find(candidates.digests)
+        found = sort_events(candidates, known, index.latest_us, self.window_us)
+        return SortedPartition(partition, records[-1].offset() + 1, len(records), found, bad, skipped)
+
+    def _read_all(self, records: Sequence[Any], arrival_us: int) -> Candidates | None:
+        """Read records that are all as they should be, column by column; `None` if one of them is not."""
+        values = [record.value() for record in records]
+        if None in values:
+            return None
         try:
-            digest = digest_of(key_of(record))
-            at_us = arrival_us if time_of is None else time_of(record)
-        except (KeyMissing, KeyInvalid) as error:
-            bad.append(BadRecord(record, "no-key", f"{type(error).__name__}: {error}"))
-        except GiveUp as error:
-            bad.append(BadRecord(record, "bad-time", f"{type(error).__name__}: {error}"))
-        else:
-            candidates.append(Candidate(record, digest, at_us, print_of(value)))
-    known = index.find([each.digest for each in candidates])
-    found = sort_events(candidates, known, index.latest_us, window_us)
-    return SortedPartition(partition, records[-1].offset() + 1, len(records), found, bad, skipped)
+            digests = [digest_of(key) for key in read_keys(self.key_of, records, values)]
+            times = arrival_us if self.time_of is None else [self.time_of(record) for record in records]
+        except (KeyMissing, KeyInvalid, GiveUp):
+            return None
+        return Candidates(records, digests, list(map(print_of, values)), times)
+
+    def _read_each(
+        self,
+        partition: StreamPartition,
+        records: Sequence[Any],
+        arrival_us: int,
+        refused: Mapping[tuple[int, int], str],
+    ) -> tuple[Candidates, list[BadRecord], int]:
+        """Read records one by one; returns with them the bad ones, and how many were left out."""
+        readable: list[Any] = []
+        digests: list[bytes] = []
+        prints: list[bytes] = []
+        times: list[int] = []
+        bad: list[BadRecord] = []
+        skipped = 0
+        for record in records:
+            value = record.value()
+            if value is None and self.skip_empty:
+                skipped += 1
+                continue
+            if (error := refused.get((partition.number, record.offset()))) is not None:
+                bad.append(BadRecord(record, "refused", error, bare=True))
+                continue
+            try:
+                digest = digest_of(self.key_of(record))
+                at_us = arrival_us if self.time_of is None else self.time_of(record)
+            except (KeyMissing, KeyInvalid) as problem:
+                bad.append(BadRecord(record, "no-key", f"{type(problem).__name__}: {problem}"))
+            except GiveUp as problem:
+                bad.append(BadRecord(record, "bad-time", f"{type(problem).__name__}: {problem}"))
+            else:
+                readable.append(record)
+                digests.append(digest)
+                prints.append(print_of(value))
+                times.append(at_us)
+        return Candidates(readable, digests, prints, times), bad, skipped
 
 
 class Destinations(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,12 +177,12 @@ class Destinations(msgspec.Struct, frozen=True, kw_only=True):
 
     def fill(
         self, batch: DedupBatch, outputs: Iterable[RecordOutput] | None
-    ) -> Callable[[Produce, Any], None]:
+    ) -> Callable[[TransactionRecords], None]:
         """Return the function that produces a batch; `outputs` replace the records that would be passed."""
 
-        def produce_all(produce: Produce, produce_mark: Any) -> None:
+        def produce_all(to: TransactionRecords) -> None:
             for each in outputs or ():
-                produce(
+                to.produce(
                     None,
                     each.topic,
                     each.value,
@@ -159,26 +193,20 @@ class Destinations(msgspec.Struct, frozen=True, kw_only=True):
                 )
             for part in batch.parts:
                 if outputs is None:
-                    self._pass(part, produce)
-                self._put_aside(part, produce)
-                number = part.partition.number
-                for digest, mark in part.sorted.marks.items():
-                    produce_mark(self.marks, number, digest, pack_mark(mark))
+                    self._pass(part, to)
+                self._put_aside(part, to.produce)
+                if part.sorted.marks:
+                    to.produce_marks(self.marks, part.partition.number, part.sorted.marks)
 
         return produce_all
 
-    def _pass(self, part: SortedPartition, produce: Produce) -> None:
+    def _pass(self, part: SortedPartition, to: TransactionRecords) -> None:
         """Produce what goes to the output, in the order of the source."""
         passed = part.sorted.firsts
         if part.sorted.late and self.pass_late and not self.late:
             passed = sorted([*passed, *part.sorted.late], key=lambda record: record.offset())
         if self.output:
-            partition = part.partition.number if self.same_partition else -1
-            for record in passed:
-                produce(
-                    record, self.output, record.value(), record.key(), partition, record.headers(),
-                    _timestamp_ms(record),
-                )  # fmt: skip
+            to.pass_on(passed, self.output, part.partition.number if self.same_partition else -1)
 
     def _put_aside(self, part: SortedPartition, produce: Produce) -> None:
         """Produce copies of what does not go to the output."""
@@ -189,7 +217,7 @@ class Destinations(msgspec.Struct, frozen=True, kw_only=True):
         ):
             for record in records if topic else ():
                 headers = [*(record.headers() or ()), (KIND_HEADER, kind.encode())]
-                produce(record, topic, record.value(), record.key(), -1, headers, _timestamp_ms(record))
+                produce(record, topic, record.value(), record.key(), -1, headers, timestamp_ms_of(record))
         for each in part.bad:
             self.dead_letter(each, produce)
 
@@ -209,8 +237,3 @@ class Destinations(msgspec.Struct, frozen=True, kw_only=True):
         headers = told if bad.bare else [*(record.headers() or ()), *told]
         key = None if bad.bare else record.key()
         produce(record, self.dead, None if bad.bare else record.value(), key, -1, headers, 0)
-
-
-def _timestamp_ms(record: Any) -> int:
-    kind, at_ms = record.timestamp()
-    return at_ms if kind and at_ms > 0 else 0

@@ -7,7 +7,7 @@ index is behind and reads what it lacks from the topic.
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Event as Flag
 from time import monotonic
@@ -18,11 +18,13 @@ from msgspec.structs import replace
 
 from semel.brokers.kafka.options import place_of
 from semel.errors import SourceUnavailable, UsageError
+from semel.observe.formatting import plural
 from semel.observe.limited_log import LimitedLog
 from semel.runtime.urls import parse_url
-from semel.streams.batches import DedupBatch, Destinations, RecordOutput, sort_partition
+from semel.streams.batches import DedupBatch, Destinations, RecordOutput, RecordReading
 from semel.streams.contract import PartitionContract
 from semel.streams.index import MarkIndexes
+from semel.streams.mark_format import unpack_mark
 from semel.streams.marks_reader import MarksReader
 from semel.streams.member import GroupMember, StreamOptions, StreamPartition
 from semel.streams.progress import DedupCounters, DedupProgress
@@ -37,7 +39,8 @@ _log = LimitedLog(logging.getLogger("semel.streams"))
 
 BATCH = 4000
 """Records of one transaction: each transaction waits for the brokers several times."""
-RESTORE_CHUNK = 10_000
+RESTORE_RECORDS = 200
+"""Records of the marks topic that are read at once; each may hold a thousand marks."""
 RESTORE_WAIT_S = 0.05
 TRIES_QUIET = 3
 RETRY_S = 0.5
@@ -82,8 +85,12 @@ class Dedup:
             raise UsageError("the window is off, so nothing would be remembered; give a duration such as 24h")
         if late not in ("pass", "drop"):
             raise UsageError(f"late is {late!r}; it must be pass or drop, or name a topic with late_to")
-        self._key_of = key_reader(key)
-        self._time_of = time_reader_for(time)
+        self._reading = RecordReading(
+            key_of=key_reader(key),
+            time_of=time_reader_for(time),
+            window_us=self.window_us,
+            skip_empty=options.tombstones == "skip",
+        )
         self._state = None if state is None else Path(state)
         self._batch = batch
         self._repartitioned = repartitioned
@@ -108,7 +115,7 @@ class Dedup:
             outputs=tuple(dict.fromkeys(each for each in outputs if each)),
             dead=self._to.dead,
             window_us=self.window_us,
-            event_time=self._time_of is not None,
+            event_time=self._reading.time_of is not None,
         )
         self._client = client
         self.counts: DedupCounters = DedupCounters()
@@ -204,7 +211,7 @@ class Dedup:
                 partition.asked_at = monotonic()
                 _log.info("%s: %s", self.name, error)
         if self._reader.reads:
-            for chunk in self._reader.read(RESTORE_CHUNK, RESTORE_WAIT_S):
+            for chunk in self._reader.read(RESTORE_RECORDS, RESTORE_WAIT_S):
                 partition_ = member.partitions.get(chunk.partition)
                 if partition_ is None or partition_.state != "restoring":
                     continue
@@ -231,10 +238,11 @@ class Dedup:
         partition.restored_from, partition.restored_to = partition.index.offset, high
         self._reader.begin(partition.number, partition.index.offset, high)
 
-    def _add_to_index(self, partition: StreamPartition, marks: Any, offset: int) -> None:
-        latest_us = max((mark.at_us for mark in marks.values()), default=0)
-        clock_us = max(latest_us, partition.index.latest_us)
-        if self._time_of is None:
+    def _add_to_index(self, partition: StreamPartition, marks: Mapping[bytes, bytes], offset: int) -> None:
+        clock_us = partition.index.latest_us
+        if marks:
+            clock_us = max(clock_us, unpack_mark(max(marks.values())).at_us)
+        if self._reading.time_of is None:
             clock_us = max(clock_us, now_us())
         partition.index.add(marks, offset, clock_us - self.window_us)
 
@@ -254,18 +262,8 @@ class Dedup:
         self._bring_in(member)
         restoring = any(each.state != "active" for each in member.partitions.values())
         found = member.receive(self._batch, 0.0 if restoring else wait_s)
-        options = self._options
         parts = [
-            sort_partition(
-                partition,
-                records,
-                key_of=self._key_of,
-                time_of=self._time_of,
-                window_us=self.window_us,
-                skip_empty=options.tombstones == "skip",
-                refused=self._refused,
-            )
-            for partition, records in found.items()
+            self._reading.sort(partition, records, self._refused) for partition, records in found.items()
         ]
         if self._contract is not None:
             for records in found.values():
@@ -360,10 +358,11 @@ class Dedup:
                     self._refused.pop((partition.number, bad.record.offset()), None)
             for bad in each.bad:
                 _log.warning("a record is put into %s: %s", self._to.dead, bad.error)
-            for record in found.mismatches:
+            if found.mismatches:
                 _log.warning(
-                    "a known key came with another body, which is not passed: %s, partition %d, offset %d",
-                    self._options.topic, partition.number, record.offset(),
+                    "%s: known keys came with another body, which is not passed: the first of them in partition"
+                    " %d, offset %d",
+                    plural(len(found.mismatches), "record"), partition.number, found.mismatches[0].offset(),
                 )  # fmt: skip
 
     # --- the loop ---

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from semel.streams.mark_format import KeyMark
-
 __all__ = ["MarkIndex", "MarkIndexes"]
 
 
@@ -21,12 +19,12 @@ class MarkIndex(Protocol):
         """The latest time of all marks that it has seen; 0: none."""
         ...
 
-    def find(self, digests: Sequence[bytes]) -> list[KeyMark | None]:
-        """Return the mark of each digest. One that is over may be returned or not."""
+    def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
+        """Return the packed mark of each digest. One that is over may be returned or not."""
         ...
 
-    def add(self, marks: Mapping[bytes, KeyMark], offset: int, over_us: int) -> None:
-        """Add committed marks together with the offset up to which it is now true.
+    def add(self, marks: Mapping[bytes, bytes], offset: int, over_us: int) -> None:
+        """Add committed marks, packed, together with the offset up to which it is now true.
 
         `over_us`: marks before this time are never asked for again, and may be dropped.
         """

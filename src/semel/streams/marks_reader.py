@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from semel.brokers.kafka.client import CLIENT_LOG, error_of
 from semel.errors import RecordCorrupt, SourceUnavailable
-from semel.streams.mark_format import DIGEST_BYTES, KeyMark, unpack_mark
+from semel.streams.mark_format import unpack_marks
 
 __all__ = ["MarksChunk", "MarksReader"]
 
@@ -20,7 +20,8 @@ class MarksChunk(msgspec.Struct):
     """Marks of one partition, and the offset up to which they were read."""
 
     partition: int
-    marks: dict[bytes, KeyMark]
+    marks: dict[bytes, bytes]
+    """Packed, by digest."""
     offset: int
     done: bool = False
     """Whether the end is reached that was the high watermark when the reading began."""
@@ -104,20 +105,17 @@ class MarksReader:
                 continue
             chunk.offset = offset + 1
             if record.value() is not None:
-                chunk.marks[record.key()] = self._mark_of(record)
+                chunk.marks |= self._marks_of(record)
         for chunk in chunks.values():
             if chunk.done:
                 self.drop(chunk.partition)
             yield chunk
 
-    def _mark_of(self, record: Any) -> KeyMark:
+    def _marks_of(self, record: Any) -> dict[bytes, bytes]:
         try:
-            mark = unpack_mark(record.value())
+            return unpack_marks(record.key(), record.value())
         except ValueError as error:
             raise self._foreign(record) from error
-        if len(record.key() or b"") != DIGEST_BYTES:
-            raise self._foreign(record)
-        return mark
 
     def _foreign(self, record: Any) -> RecordCorrupt:
         return RecordCorrupt(

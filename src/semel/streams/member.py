@@ -2,11 +2,20 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from time import monotonic
 from typing import Any, Literal
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, error_of
 from semel.brokers.kafka.options import KafkaOptions
@@ -23,6 +32,7 @@ AGAIN_S = 0.5
 """How soon to ask for it again."""
 FILL_S = 0.005
 """How long a batch may wait for more records than the first."""
+_PARTITION_OF: Callable[[Any], int] = Message.partition  # type: ignore[assignment] # a record has one
 
 
 class StreamOptions(KafkaOptions, frozen=True, kw_only=True):
@@ -190,26 +200,32 @@ class GroupMember:
             found += self._consumer.consume(most - 1, FILL_S)
         self._errors.check(self.name)
         batch: dict[StreamPartition, list[Any]] = {}
-        partitions = self.partitions
-        for record in found:
-            partition = partitions.get(record.partition())
-            error = record.error()
-            if error is not None:
-                self._note_error(partition, error)
+        problems = [record for record in found if record.error() is not None]
+        if problems:
+            found = [record for record in found if record.error() is None]
+        for number, group in groupby(found, _PARTITION_OF):
+            partition = self.partitions.get(number)
+            if partition is None or partition.state != "active":
                 continue
-            offset = record.offset()
-            if partition is None or partition.state != "active" or offset < partition.position:
-                continue
+            records = list(group)
+            if records[0].offset() < partition.position:
+                records = [record for record in records if record.offset() >= partition.position]
+                if not records:
+                    continue
             if partition.first < 0:
-                partition.first = offset
-            partition.position, partition.ended = offset + 1, False
-            batch.setdefault(partition, []).append(record)
+                partition.first = records[0].offset()
+            partition.position, partition.ended = records[-1].offset() + 1, False
+            batch.setdefault(partition, []).extend(records)
+        for each in problems:
+            self._note_error(each)
         return batch
 
-    def _note_error(self, partition: StreamPartition | None, error: KafkaError) -> None:
+    def _note_error(self, event: Any) -> None:
+        error: KafkaError = event.error()
         if error.code() == KafkaError._PARTITION_EOF:
+            partition = self.partitions.get(event.partition())
             if partition is not None and partition.state == "active":
-                partition.ended = True
+                partition.ended = event.offset() >= partition.position  # else records came behind it
             return
         problem = error_of(self.name, error)
         if isinstance(problem, SourceRefused):

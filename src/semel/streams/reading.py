@@ -1,6 +1,6 @@
 """Read the key and the time of Kafka records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from time import time_ns
 from typing import Any, TypeAlias
@@ -10,7 +10,17 @@ from semel.keys import Envelope, Identity, body
 from semel.keys.extract import parse, walk
 from semel.keys.message import HeaderIndex, as_key, json_body
 
-__all__ = ["AHEAD_MAX_S", "KeyOf", "TimeOfRecord", "key_reader", "now_us", "parse_time_us", "time_reader_for"]
+__all__ = [
+    "AHEAD_MAX_S",
+    "BodyKey",
+    "KeyOf",
+    "TimeOfRecord",
+    "key_reader",
+    "now_us",
+    "parse_time_us",
+    "read_keys",
+    "time_reader_for",
+]
 
 KeyOf: TypeAlias = Callable[[Any], str]
 """Takes a record of the Kafka client and returns its key; raises `KeyMissing` or `KeyInvalid`."""
@@ -49,15 +59,35 @@ def key_reader(key: str | Callable[[Any], object] | None) -> KeyOf:
     if key.startswith(HEADER):
         name = _header_name(key)
         return lambda record: as_key(HeaderIndex(record.headers() or ()).get(name), f"the header {name}")
-    field = body(key)
+    return BodyKey(key)
 
-    def in_body(record: Any) -> str:
+
+class BodyKey:
+    """Reads the key from a field of the JSON body."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._field = body(path)
+
+    def __call__(self, record: Any) -> str:
+        """Return the key of a record."""
         value = record.value()
         if value is None:
-            raise KeyMissing(f"the record has no value, so it has no {key!r}; read the key from {RECORD_KEY}")
-        return field(value)
+            raise KeyMissing(
+                f"the record has no value, so it has no {self._path!r}; read the key from {RECORD_KEY}"
+            )
+        return self._field(value)
 
-    return in_body
+    def of_values(self, values: Sequence[bytes]) -> list[str]:
+        """Return the keys of the records with these values, at a fraction of the price."""
+        return self._field.read_all(values)
+
+
+def read_keys(key_of: KeyOf, records: Sequence[Any], values: Sequence[bytes]) -> list[str]:
+    """Return the keys of many records, whose values are given too. Raises `KeyMissing` or `KeyInvalid` for any."""
+    if isinstance(key_of, BodyKey):
+        return key_of.of_values(values)
+    return [key_of(record) for record in records]
 
 
 def time_reader_for(time: str | None) -> TimeOfRecord | None:

@@ -23,7 +23,7 @@ from semel.streams.mark_format import digest_of
 from semel.streams.member import GroupMember, StreamOptions
 from semel.streams.reading import key_reader
 from semel.streams.topics import TopicFacts, TopicPlan, prepare_topics
-from semel.streams.writer import Produce, TransactionWriter
+from semel.streams.writer import TransactionRecords, TransactionWriter
 
 __all__ = ["Repartition", "keyed_topic"]
 
@@ -130,8 +130,9 @@ class Repartition:
                 return False
         return True
 
-    def _fill(self, records: list[Any], partitions: int) -> Callable[[Produce, Any], None]:
-        def produce_all(produce: Produce, _produce_mark: Any) -> None:
+    def _fill(self, records: list[Any], partitions: int) -> Callable[[TransactionRecords], None]:
+        def produce_all(to: TransactionRecords) -> None:
+            produce = to.produce
             for record in records:
                 refused = self._refused.get((record.partition(), record.offset()))
                 if refused is not None:

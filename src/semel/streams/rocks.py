@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import msgspec
 
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.runtime.extras import install_command
-from semel.streams.mark_format import KeyMark, pack_mark, unpack_mark
+from semel.streams.mark_format import unpack_mark
 
 try:
     from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch
@@ -148,39 +148,40 @@ class RocksIndex:
         """The latest time of all marks that it has seen."""
         return self.note.latest_us
 
-    def find(self, digests: Sequence[bytes]) -> list[KeyMark | None]:
-        """Return the mark of each digest, from the latest part that has one."""
-        found: list[KeyMark | None] = [None] * len(digests)
-        wanted = list(range(len(digests)))
-        for part in self._parts.values():
-            if not wanted:
+    def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
+        """Return the packed mark of each digest, from the latest part that has one."""
+        if not digests or not self._parts:
+            return [None] * len(digests)
+        latest, *older = self._parts.values()
+        found: list[bytes | None] = latest.get(list(digests))
+        for part in older:
+            missing = [at for at, packed in enumerate(found) if packed is None]
+            if not missing:
                 break
-            answers = part.get([digests[at] for at in wanted])
-            missing = []
-            for at, packed in zip(wanted, answers, strict=True):
-                if packed is None:
-                    missing.append(at)
-                else:
-                    found[at] = unpack_mark(packed)
-            wanted = missing
+            for at, packed in zip(missing, part.get([digests[at] for at in missing]), strict=True):
+                found[at] = packed
         return found
 
-    def add(self, marks: Mapping[bytes, KeyMark], offset: int, over_us: int) -> None:
+    def add(self, marks: Mapping[bytes, bytes], offset: int, over_us: int) -> None:
         """Write marks and offset in one batch, then drop the parts that are over. Raises `StoreUnavailable`."""
         latest_us = self.note.latest_us
-        by_part: defaultdict[tuple[int, int], list[tuple[bytes, KeyMark]]] = defaultdict(list)
-        for digest, mark in marks.items():
-            latest_us = max(latest_us, mark.at_us)
-            if mark.at_us >= over_us:
-                by_part[self._span_of(mark.at_us)].append((digest, mark))
+        by_part: Mapping[tuple[int, int], Iterable[tuple[bytes, bytes]]] = {}
+        if marks:
+            first_us = unpack_mark(min(marks.values())).at_us
+            last_us = unpack_mark(max(marks.values())).at_us
+            latest_us = max(latest_us, last_us)
+            span = self._span_of(first_us)
+            one_part = first_us >= over_us and span == self._span_of(last_us)
+            by_part = {span: marks.items()} if one_part else self._divide(marks, over_us)
         note = IndexNote(VERSION, self.note.topic_id, offset, latest_us)
         batch = WriteBatch(raw_mode=True)
-        batch.put(_NOTE, msgspec.msgpack.encode(note))
+        put = batch.put
+        put(_NOTE, msgspec.msgpack.encode(note))
         try:
             for span, entries in by_part.items():
                 handle = self._handle(span)
-                for digest, mark in entries:
-                    batch.put(digest, pack_mark(mark), handle)
+                for digest, packed in sorted(entries):  # neighbours share the way through the list in memory
+                    put(digest, packed, handle)
             self._db.write(batch)
         except Exception as error:
             raise StoreUnavailable(f"the index {self._path} cannot be written: {error}") from error
@@ -188,6 +189,17 @@ class RocksIndex:
         for span in [span for span in self._parts if span[1] <= over_us]:
             del self._parts[span], self._handles[span]
             self._db.drop_column_family(_name(span))
+
+    def _divide(
+        self, marks: Mapping[bytes, bytes], over_us: int
+    ) -> Mapping[tuple[int, int], list[tuple[bytes, bytes]]]:
+        """Return the marks that are not over, by the part of the window."""
+        by_part: defaultdict[tuple[int, int], list[tuple[bytes, bytes]]] = defaultdict(list)
+        for digest, packed in marks.items():
+            at_us = unpack_mark(packed).at_us
+            if at_us >= over_us:
+                by_part[self._span_of(at_us)].append((digest, packed))
+        return by_part
 
     def _span_of(self, at_us: int) -> tuple[int, int]:
         for span in self._parts:  # a part that an earlier window made keeps its length

@@ -14,8 +14,16 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from semel.brokers.kafka.client import CLIENT_LOG
 from semel.brokers.kafka.sending import BYTES_MAX
 from semel.errors import Fenced, SourceRefused, SourceUnavailable
+from semel.streams.mark_format import ENTRY_BYTES, MARKS_MAX, records_of_marks
 
-__all__ = ["Produce", "RecordRefused", "TransactionWriter", "WriteResult"]
+__all__ = [
+    "Produce",
+    "RecordRefused",
+    "TransactionRecords",
+    "TransactionWriter",
+    "WriteResult",
+    "timestamp_ms_of",
+]
 
 _log = logging.getLogger("semel.streams")
 
@@ -62,6 +70,80 @@ class WriteResult(NamedTuple):
     reason: str = ""
 
 
+class TransactionRecords:
+    """Takes the records of one transaction."""
+
+    def __init__(self, producer: Any, *, careful: bool, marks_max: int) -> None:
+        self.refused: list[RecordRefused] = []
+        self.for_good: list[str] = []
+        """Why the transaction can never succeed."""
+        self.marks_end: dict[int, int] = {}
+        """The offset behind the last mark that was written, by partition."""
+        self._producer = producer
+        self._careful = careful
+        self._marks_max = marks_max
+
+    def produce(
+        self, tag: Any, topic: str, value: Any, key: Any, partition: int, headers: Any, timestamp_ms: int
+    ) -> None:
+        """Produce a record; the tag names it if it is refused."""
+        on_delivery = _watch(tag, self.refused, self.for_good) if self._careful else None
+        while True:
+            try:
+                self._producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery,
+                    timestamp=timestamp_ms,
+                    headers=headers,
+                )
+            except BufferError:  # its queue is full
+                self._producer.poll(0.05)
+            except KafkaException as exception:
+                if exception.args[0].code() not in _OWN_FAULT:
+                    raise
+                self.refused.append(RecordRefused(tag, exception.args[0].str()))
+                return
+            else:
+                return
+
+    def pass_on(self, records: Sequence[Any], topic: str, partition: int) -> None:
+        """Produce records as they came, into another topic."""
+        produce = self._producer.produce
+        for record in records:
+            at_ms = timestamp_ms_of(record)
+            if not self._careful:
+                try:  # by position: names cost a third of the call
+                    produce(
+                        topic, record.value(), record.key(), partition, None, None, at_ms, record.headers()
+                    )
+                except (BufferError, KafkaException):
+                    pass  # again below, where each is told apart
+                else:
+                    continue
+            self.produce(record, topic, record.value(), record.key(), partition, record.headers(), at_ms)
+
+    def produce_marks(self, topic: str, partition: int, marks: Mapping[bytes, bytes]) -> None:
+        """Produce packed marks, and note the offset behind them."""
+        for key, value in records_of_marks(marks, self._marks_max):
+            while True:
+                try:
+                    self._producer.produce(topic, value, key, partition, self._note_end)
+                except BufferError:
+                    self._producer.poll(0.05)
+                else:
+                    break
+
+    def _note_end(self, error: Any, record: Any) -> None:
+        if error is None:
+            number = record.partition()
+            self.marks_end[number] = max(self.marks_end.get(number, 0), record.offset() + 1)
+        elif self._careful:
+            _watch(None, self.refused, self.for_good)(error, record)
+
+
 class TransactionWriter:
     """A transactional producer, made anew when the end of a transaction is not known."""
 
@@ -86,7 +168,7 @@ class TransactionWriter:
         self._fenced = 0
         self._careful = False
         """Whether to ask for each record's own result: the last transaction was refused for one of them."""
-        self._for_good: list[str] = []
+        self._marks_max = max(1, min(MARKS_MAX, (batch_bytes_max - BATCH_OVERHEAD_BYTES) // ENTRY_BYTES))
 
     @property
     def is_ready(self) -> bool:
@@ -116,47 +198,46 @@ class TransactionWriter:
 
     def transact(
         self,
-        fill: Callable[[Produce, Produce], None],
+        fill: Callable[[TransactionRecords], None],
         positions: Mapping[tuple[str, int], int],
         group: Any,
     ) -> WriteResult:
         """Produce what `fill` hands over, move the offsets and commit.
 
-        `fill` gets two functions: one for records, one for marks. If the result is not committed, nothing of it is
-        visible, or its end is not known: read the committed offsets and the marks again before anything else.
+        If the result is not committed, nothing of it is visible, or its end is not known: read the committed offsets
+        and the marks again before anything else.
         """
-        marks_end: dict[int, int] = {}
-        refused: list[RecordRefused] = []
         producer = self._producer
+        records = TransactionRecords(producer, careful=self._careful, marks_max=self._marks_max)
+        refused = records.refused
         try:
             producer.begin_transaction()
-            last_marks = self._fill(fill, refused)
-            self._produce_last_marks(last_marks, marks_end)
+            fill(records)
             producer.send_offsets_to_transaction(
                 [TopicPartition(*where, offset) for where, offset in positions.items()], group, CALL_S
             )
-            left = self._flush(producer, refused)
+            left = self._flush(producer, records)
         except (
             KafkaException,
             SystemError,
         ) as error:  # SystemError: a fatal one, raised during a delivery report
-            return self._abort(refused, error)
+            return self._abort(records, error)
         if left or refused:
             return self._abort(
-                refused, f"{left} records were not written" if left else "records were refused"
+                records, f"{left} records were not written" if left else "records were refused"
             )
         try:
             self._commit(producer)
         except KafkaException as error:
-            return self._recover(error, refused)
+            return self._recover(error, records)
         self._fenced, self._careful = 0, False
-        return WriteResult(committed=True, marks_end=marks_end)
+        return WriteResult(committed=True, marks_end=records.marks_end)
 
     def _commit(self, producer: Any) -> None:
         """Commit; seconds, because the client must not be made to resume a commit that it gave up at once."""
         producer.commit_transaction(max(CALL_S, self._transaction_s))
 
-    def _flush(self, producer: Any, refused: list[RecordRefused]) -> int:
+    def _flush(self, producer: Any, records: TransactionRecords) -> int:
         """Wait until everything is written; returns how many records are not.
 
         After a refused record the client writes nothing more. Which one it was is known only if it was asked for.
@@ -169,83 +250,24 @@ class TransactionWriter:
             if left != before:
                 stalled_at, before = now + STALLED_S, left
             stalls = not self._careful and now >= stalled_at
-            if not left or refused or self._for_good or stalls or now >= give_up_at:
+            if not left or records.refused or records.for_good or stalls or now >= give_up_at:
                 return left
 
-    def _fill(
-        self, fill: Callable[[Produce, Produce], None], refused: list[RecordRefused]
-    ) -> dict[int, tuple[str, bytes, bytes]]:
-        """Produce everything but the last mark of each partition."""
-        producer, careful = self._producer, self._careful
-        last_marks: dict[int, tuple[str, bytes, bytes]] = {}
-
-        def produce(
-            tag: Any, topic: str, value: Any, key: Any, partition: int, headers: Any, timestamp_ms: int
-        ) -> None:
-            on_delivery = _watch(tag, refused, self._for_good) if careful else None
-            while True:
-                try:
-                    producer.produce(
-                        topic,
-                        value,
-                        key,
-                        partition,
-                        on_delivery,
-                        timestamp=timestamp_ms,
-                        headers=headers or [],
-                    )
-                except BufferError:  # its queue is full
-                    producer.poll(0.05)
-                except KafkaException as exception:
-                    if exception.args[0].code() not in _OWN_FAULT:
-                        raise
-                    refused.append(RecordRefused(tag, exception.args[0].str()))
-                    return
-                else:
-                    return
-
-        def produce_mark(topic: str, partition: int, key: bytes, value: bytes) -> None:
-            before = last_marks.get(partition)
-            last_marks[partition] = (topic, key, value)
-            if before is not None:
-                produce(None, before[0], before[2], before[1], partition, None, 0)
-
-        fill(produce, produce_mark)
-        return last_marks
-
-    def _produce_last_marks(
-        self, last_marks: Mapping[int, tuple[str, bytes, bytes]], marks_end: dict[int, int]
-    ) -> None:
-        """Produce the last mark of each partition, and note its offset: those before it have smaller ones."""
-
-        def on_delivery(error: Any, mark: Any) -> None:
-            if error is None:
-                marks_end[mark.partition()] = mark.offset() + 1
-
-        for partition, (topic, key, value) in last_marks.items():
-            while True:
-                try:
-                    self._producer.produce(topic, value, key, partition, on_delivery)
-                except BufferError:
-                    self._producer.poll(0.05)
-                else:
-                    break
-
-    def _recover(self, exception: KafkaException, refused: list[RecordRefused]) -> WriteResult:
+    def _recover(self, exception: KafkaException, records: TransactionRecords) -> WriteResult:
         """After a failed commit: abort if the client knows that nothing was committed, else let the next one ask."""
         error: KafkaError = exception.args[0]
         if error.txn_requires_abort():
-            return self._abort(refused, exception)
+            return self._abort(records, exception)
         self._forget(error)
         if not (error.retriable() or error.fatal() or error.code() in _UNKNOWN_END):
             raise SourceRefused(f"the transaction is refused: {error.str()}") from exception
-        return WriteResult(committed=False, refused=tuple(refused), reason=error.str())
+        return WriteResult(committed=False, refused=tuple(records.refused), reason=error.str())
 
-    def _abort(self, refused: list[RecordRefused], reason: BaseException | str) -> WriteResult:
+    def _abort(self, records: TransactionRecords, reason: BaseException | str) -> WriteResult:
         """Abort a transaction whose commit was not sent, or is known to have failed."""
-        if self._for_good:
-            raise SourceRefused(self._for_good[0])
-        found = tuple(refused)  # those purged by the abort were not refused
+        if records.for_good:
+            raise SourceRefused(records.for_good[0])
+        found = tuple(records.refused)  # those purged by the abort were not refused
         self._careful = True
         give_up_at = monotonic() + CALL_S
         while True:
@@ -279,3 +301,9 @@ def _watch(tag: Any, refused: list[RecordRefused], for_good: list[str]) -> Calla
             )
 
     return on_delivery
+
+
+def timestamp_ms_of(record: Any) -> int:
+    """Return the time of a record, 0 if it has none."""
+    kind, at_ms = record.timestamp()
+    return at_ms if kind and at_ms > 0 else 0
