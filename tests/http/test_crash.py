@@ -73,7 +73,7 @@ def interrupted(victim: Victim, number: signal.Signals) -> None:
 
     def ask() -> None:
         try:
-            if (answer := victim.post()).status_code == 500:  # as a server that shuts down in time says
+            if not (answer := victim.post()).is_success:  # as a server that shuts down in time says
                 lost.append(answer)
         except httpx2.HTTPError as error:
             lost.append(error)

@@ -57,7 +57,7 @@ def fleet(stack: ExitStack, folder: Path, kind: str) -> dict[int, tuple[subproce
     """Instances by their process ids."""
     (folder / "work.py").write_text(HANDLER)
     options = ("--store", store_url(kind, folder), "--handler", "work:handle", "--persist", "sqlite:///rows.db",
-               "--events-lease", "1s", "--rate", "0")  # fmt: skip
+               "--events-lease", "3s", "--rate", "0")  # fmt: skip
     made = [stack.enter_context(process(folder, *options)) for _ in range(INSTANCES)]
     return {server.pid: (server, address) for server, address in made}
 

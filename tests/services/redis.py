@@ -56,7 +56,8 @@ class Own:
     """A server of one test's own, to be killed, filled and emptied."""
 
     scheme = "redis"
-    defaults: ClassVar[dict[str, str]] = _LASTING
+    defaults: ClassVar[dict[str, str]] = _LASTING | {"appendfsync": "always"}
+    """With `everysec` it answers before it writes, for two seconds, while a sync takes long; a kill loses that."""
 
     def __init__(self, folder: Path, settings: dict[str, str] | None = None, binary: str = "") -> None:
         self.folder = folder
