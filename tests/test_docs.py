@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import textwrap
 import tomllib
 from importlib import import_module
@@ -11,9 +12,11 @@ from types import ModuleType
 from typing import Any, get_args, get_origin
 
 import pytest
+import typer.main
 
 import semel
 from semel import errors, windows
+from semel.cli.app import app
 from semel.observe import events
 from semel.types import Outcome
 
@@ -25,6 +28,10 @@ EXTRA = re.compile(r"""extra `([a-z0-9-]+)`|pip install "\.\[([a-z0-9-]+)\]\""""
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BASES = {"DeliveryEvent", "Hook", "HookEvent", "Hooks", "Reason"}
 """Of hook events: what they have in common, and what hears them."""
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELLS = {"", "console", "sh"}
+COMMANDS: Any = typer.main.get_group(app)
+INLINE = re.compile(r"`(semel [a-z-][^`]*)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -118,6 +125,43 @@ def test_every_extra_that_a_page_names_exists() -> None:
     assert len(named) > 5
     assert named - set(project["optional-dependencies"]) == set()
     assert not [text for text in texts if re.search(r"install ['\"]?semel", text)], "there is no release yet"
+
+
+def test_every_field_of_the_python_reference_has_a_meaning() -> None:
+    rows = [line for line in page("python.md").splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert [row for row in rows if re.search(r"\| +\|$", row)] == []
+
+
+def commands_on_a_page(text: str) -> list[list[str]]:
+    """The commands of semel on a page, in its consoles and in its lines, as words; without pipes and remarks."""
+    blocks = [block.replace("\\\n", " ") for kind, block in FENCED.findall(text) if kind in SHELLS]
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    lines += [" ".join(line.split()) for line in INLINE.findall(FENCED.sub("", text))]
+    found = [re.sub(r" [|<>#]( .*|$)|;.*|  .*", "", line) for line in lines if re.match("semel [a-z-]", line)]
+    return [shlex.split(line)[1:] for line in found if line.count("'") % 2 == line.count('"') % 2 == 0]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_on_a_page_and_their_options_exist(path: Path) -> None:
+    for words in commands_on_a_page(path.read_text(encoding="utf-8")):
+        command = COMMANDS
+        rest = [word.partition("=")[0] for word in words]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        if hasattr(command, "commands") and rest and rest[0][0] != "-":  # several of a group
+            assert set(rest.pop(0).split("|")) <= command.commands.keys(), words
+        own = rest[:2] if words[0] == "once" else rest  # then another program's
+        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        known |= {"--help", "--install-completion"}
+        assert {word for word in own if re.match(r"--?[a-z]", word)} <= known, words
+
+
+def test_commands_are_found_on_the_pages() -> None:
+    text = (ROOT / "docs/howto/operate.md").read_text(encoding="utf-8")
+    found = commands_on_a_page(text)
+    assert ["consumer", "set-mode", "billing", "quarantine"] in found
+    assert len([words for path in PAGES for words in commands_on_a_page(path.read_text("utf-8"))]) > 300
 
 
 def test_every_line_of_the_threat_model_names_its_tests() -> None:

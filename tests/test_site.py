@@ -38,10 +38,18 @@ def test_the_site_is_built_searched_and_dark(tmp_path: Path) -> None:
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stderr) == (0, "")
     with served(tmp_path / "site") as address, chromium.browser() as browser:
-        page = browser.new_page(color_scheme="dark")
+        page = browser.new_page(color_scheme="dark", permissions=["clipboard-read", "clipboard-write"])
         page.set_default_timeout(PATIENCE_MS)
         elsewhere: list[str] = []
         page.on("request", lambda asked: elsewhere.append(asked.url) if address not in asked.url else None)
+        page.goto(f"{address}/docs/howto/run-a-job-once.html")
+        console = page.locator(".highlight").first
+        console.hover()
+        console.locator("button").click()
+        copied = [line for line in page.evaluate("navigator.clipboard.readText()").splitlines() if line]
+        command = "semel once --key nightly-2026-11-15 -- sh -c 'echo 41 rows exported'"
+        assert copied == [command, command], "without prompts, and without what they print"
+        assert "Sources of events" in page.inner_text("nav.md-nav--primary")
         page.goto(f"{address}/docs/explain/faq.html")
         page.wait_for_selector('body[data-md-color-scheme="slate"]')
         page.fill("input[name=query]", "zombie")

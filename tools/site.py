@@ -19,6 +19,7 @@ WITHOUT_NAVIGATION = "---\nhide: [navigation]\n---\n"
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "deploy/*.md")
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+GROUP = re.compile(r"^([A-Z][\w ]+):$", re.MULTILINE)
 
 
 def stage(folder: Path) -> None:
@@ -64,15 +65,21 @@ def listing(folder: Path, inside: Path) -> str:
 
 
 def navigation(index: str) -> list[dict[str, Any]]:
-    """Return the navigation: the sections of the index, and their pages in order."""
+    """Return the navigation: the sections of the index, with their groups and pages in order."""
     sections = re.split(r"^## (.+)$", index, flags=re.MULTILINE)
     parts: list[dict[str, Any]] = [{"semel": "README.md"}]
     for title, text in zip(sections[1::2], sections[2::2], strict=True):
-        entries = [(name, (Path("docs") / target).as_posix()) for name, target in ENTRY.findall(text)]
-        found = [{name: target.replace("docs/../", "")} for name, target in entries]
-        parts.append({title: [each for each in found if "README.md" not in each.values()]})
+        first, *groups = GROUP.split(text)
+        grouped = [{name: entries(part)} for name, part in zip(groups[::2], groups[1::2], strict=True)]
+        parts.append({title: [*entries(first), *grouped]})
     parts[1:1] = [{"All pages": "docs/index.md"}]
     return parts
+
+
+def entries(text: str) -> list[dict[str, str]]:
+    """Return the pages that a part of the index lists, by their names; the front page is not among them."""
+    found = [(name, f"docs/{target}".replace("docs/../", "")) for name, target in ENTRY.findall(text)]
+    return [{name: target} for name, target in found if target != "README.md"]
 
 
 def build(out: Path) -> None:

@@ -153,6 +153,7 @@ class Policy(Struct, frozen=True, kw_only=True, metaclass=_ExplainsOptions):
     keep_value: bool = True
     """`False`: the value is not stored; duplicates get `None`."""
     value_bytes_max: int = 256 * 1024
+    """The largest encoded value that is stored. A larger one is not: `Done.kept` is `False`."""
     keep_errors: bool = True
     """`False`: records keep no errors of attempts. Of a failure for good and of a dead letter only the kind is kept."""
     redact_error: Callable[[ErrorInfo], ErrorInfo] | None = None
@@ -161,6 +162,7 @@ class Policy(Struct, frozen=True, kw_only=True, metaclass=_ExplainsOptions):
     If it raises, or returns anything else, only the kind is kept. It must not block.
     """
     event_type: str = ""
+    """The type of the events: it may have a window of its own, and metrics name it."""
     fingerprint: Callable[..., bytes] | None = None
     """Called with the handler's arguments; two deliveries of one key must agree on it."""
     probe: Probe | None = None

@@ -54,10 +54,12 @@ FOREVER = 2**53 - 1
 
 
 class Done(Struct, Generic[T], frozen=True, repr_omit_defaults=True):
-    """The effect has happened. `replayed`: on an earlier delivery, and this is its stored value."""
+    """The effect has happened, now or on an earlier delivery."""
 
     value: T
+    """What the handler returned; for a duplicate the stored value."""
     replayed: bool = False
+    """Whether an earlier delivery ran the handler."""
     kept: bool = True
     """False: the value was too large or not encodable, or the record was resolved meanwhile: duplicates lack it."""
     recorded: bool = True
@@ -72,32 +74,40 @@ class Failed(Struct, frozen=True):
     """The handler failed for good; the failure is stored and answers every duplicate."""
 
     error: BaseException
+    """What the handler raised; for a duplicate a `HandlerFailed` with its kind and message."""
     replayed: bool = False
+    """Whether it failed on an earlier delivery."""
 
 
 class Errored(Struct, frozen=True):
     """The handler failed; the claim was released and the event may run again."""
 
     error: BaseException
+    """What the handler raised."""
     attempt: int
+    """Which attempt it was, counted from 1."""
     retry_after_s: float = 0.0
+    """How long the key stays closed: `Policy.retry_delay_s`, doubled with each attempt."""
 
 
 class Busy(Struct, frozen=True):
-    """Another attempt holds the claim. `recoverable`: its payload is journaled, so it cannot be lost."""
+    """Another attempt holds the claim."""
 
     retry_after_s: float
+    """When to ask again: the rest of its lease."""
     recoverable: bool = False
+    """Whether its payload is journaled: if its worker dies, another one runs it without a redelivery."""
 
 
 class Mismatch(Struct, frozen=True):
-    """The key was used before with another payload; nothing of that record is shown."""
+    """The key was used before with another payload. It says nothing about that record."""
 
 
 class Lost(Struct, Generic[T], frozen=True):
     """Another attempt took over, or the record was forgotten; nothing was overwritten."""
 
     value: T | None = None
+    """What the handler of this attempt returned; it is not stored."""
 
 
 class Late(Struct, frozen=True):
@@ -108,9 +118,10 @@ class Late(Struct, frozen=True):
 
 
 class Unknown(Struct, frozen=True, rename={"since_us": "since"}):
-    """The outcome of an attempt is unknown; `resolve` decides. `since_us`: store clock, microseconds."""
+    """The outcome of an attempt is unknown; `resolve` decides."""
 
     since_us: int
+    """Since when: store clock, microseconds."""
     error: BaseException | None = None
     """What the handler raised, for the caller whose own attempt it was."""
 
@@ -119,6 +130,7 @@ class Unavailable(Struct, frozen=True):
     """The store did not answer this item."""
 
     error: BaseException
+    """Why: a `StoreUnavailable` in most cases."""
 
 
 Outcome: TypeAlias = Done[T] | Failed | Errored | Busy | Mismatch | Lost[T] | Late | Unknown | Unavailable
@@ -168,10 +180,12 @@ Probe: TypeAlias = Callable[[Inquiry], ProbeAnswer[Any] | Awaitable[ProbeAnswer[
 
 
 class Completed(Struct, frozen=True, rename={"at_us": "at"}):
-    """The settlement is recorded. `already`: it was before. `recreated`: the store had lost the record."""
+    """The end of the attempt is recorded."""
 
     already: bool = False
+    """Whether it was recorded before: the call was repeated."""
     recreated: bool = False
+    """Whether the store had lost the record, and it was written again."""
     at_us: int = 0
     """When, by the store's clock."""
     kept: bool = True
@@ -179,9 +193,10 @@ class Completed(Struct, frozen=True, rename={"at_us": "at"}):
 
 
 class Renewed(Struct, frozen=True, rename={"lease_until_us": "lease_until"}):
-    """The lease runs on until `lease_until_us` (store clock, microseconds)."""
+    """The lease was extended."""
 
     lease_until_us: int
+    """When it ends now: store clock, microseconds."""
 
 
 class Forgotten(Struct, frozen=True):
@@ -306,24 +321,39 @@ class Record(
     """What a store keeps for one key. All times: the store's clock, microseconds."""
 
     id: Id
+    """Tenant, consumer and key."""
     state: State
+    """`claimed`, `done`, `failed`, `unknown` or `forgotten`."""
     owner: bytes
     """Empty: no owner (released or forgotten)."""
     fence: int
+    """Grows with every claim; a settle with an older one is refused."""
     lease_until_us: int
+    """When the claim ends; of a released one, when the key may be claimed again."""
     attempt: int
+    """The number of the last attempt, counted from 1."""
     expires_at_us: int
+    """When the record counts as absent."""
     first_seen_us: int
+    """When the key was first claimed."""
     settled_at_us: int = 0
+    """When it was completed or failed; 0: not yet."""
     value: bytes | None = None
     """Encoded value or error; `None`: not kept."""
     fingerprint: bytes | None = None
+    """Identifies the payload."""
     steps: tuple[tuple[str, bytes | None], ...] = ()
+    """The steps that were recorded: name and encoded value."""
     journal: bytes | None = None
+    """The encoded payload, if the event is journaled."""
     event_type: str = ""
+    """The type of the event; it may have a window of its own."""
     meta: bytes | None = None
+    """What the caller noted about it, encoded."""
     quarantine: bool = False
+    """Whether an attempt that breaks off makes it `unknown`."""
     sliding: bool = False
+    """Whether its key comes from `keys.sliding`."""
     anchor_us: int | None = None
     """The accepted event's own time, if event times distinguish equal keys."""
     horizon_us: int = 0

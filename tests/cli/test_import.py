@@ -147,7 +147,7 @@ def test_a_key_whose_window_ends_during_the_import_is_not_missing(tmp_path: Path
     (tmp_path / "seen.jsonl").write_text(
         "".join(json.dumps({"id": key}) + "\n" for key in ("evt_1", "evt_2"))
     )
-    source = source_for(str(tmp_path / "seen.jsonl"), table=None, key="id", time=None, pattern=None)
+    source = source_for(str(tmp_path / "seen.jsonl"), table="", key="id", time=None, pattern=None)
     with closing(source):
         made = Importer(
             LeisurelyStore(), source, tenant="", consumer="billing", window_us=1800 * 10**6, kind="records"

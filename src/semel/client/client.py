@@ -47,10 +47,14 @@ def open(
 ) -> "Semel":
     """Return a client of a store, given as a URL or an object. No I/O yet: the first use or `with` connects.
 
-    `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`): a
-    store may lay out its records by that time and remove old ones at once. `"opaque"` does the same for marks whose
-    keys hold no time. `hooks`: callables that get one event
-    for each thing that happens (`semel.observe`).
+    `consumer` names the program that handles the events: each consumer has its own records, as each `tenant` has.
+    `window`: how long a finished key is remembered. `lease`: how long a claim is held without a sign of life.
+    `mode`: what happens after a crash: `lease`, `inbox`, `quarantine`, `mark` or `observe`. `policy`: all other
+    options. `hooks`: callables that get one event for each thing that happens (`semel.observe`).
+
+    `ids` declares that every key is an id that contains its time (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`). A
+    store may then lay out its records by that time and remove old ones at once. `"opaque"` does the same for marks
+    whose keys contain no time.
     """
     plan = ItemBuilder(
         consumer=consumer,
@@ -77,7 +81,7 @@ def aopen(
     ids: str | None = None,
     hooks: "Iterable[Hook]" = (),
 ) -> AsyncSemel:
-    """Return a client for an event loop. No I/O yet: the first use or `async with` connects."""
+    """Return a client for an event loop, as `open` does for threads. The first use or `async with` connects."""
     plan = ItemBuilder(
         consumer=consumer,
         tenant=tenant,

@@ -125,8 +125,11 @@ class Retrying(Struct, frozen=True, kw_only=True):
     """How often a row is tried, and the delays."""
 
     attempts_max: int = 10
+    """After so many failed attempts the row is dead; `semel outbox retry` starts anew."""
     first_s: float = 1.0
+    """The delay after the first failure; it doubles with each further one."""
     max_s: float = 300.0
+    """The longest delay."""
     skip: bool = False
     """Whether rows may pass a dead row of their aggregate."""
 

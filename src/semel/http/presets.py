@@ -28,6 +28,7 @@ class Preset(Struct, frozen=True):
     """Which responses are stored, and for how long at least. Write your own if none of `PRESETS` fits."""
 
     name: str
+    """What documents and messages call it."""
     keeps: Callable[[int], bool]
     """Whether a response with this status is stored for retries; else the claim is released and a retry runs."""
     window_s_min: float = 0.0

@@ -43,26 +43,32 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message to be published once the transaction around it commits.
-
-    `data`: bytes and text go out as they are, anything else as JSON. `aggregate`: type and id of what the message
-    is about; messages of one aggregate are published in the order of writing, if your code lets
-    only one transaction at a time write them. `destination`: topic, queue, subject or stream, else the relay's own.
-    `not_before`: it is not published earlier, and does not block the messages behind it.
-    """
+    """A message to be published once the transaction around it commits."""
 
     type: str
+    """What happened, as `order.taken`: the CloudEvents type."""
     data: Any = None
+    """The body: bytes and text go out as they are, anything else as JSON."""
     aggregate: tuple[str, str] | None = None
+    """Type and id of what the message is about: `("order", "42")`.
+
+    Messages of one aggregate are published in the order of writing, if your code lets only one transaction at a time
+    write them.
+    """
     destination: str = ""
+    """Topic, queue, subject or stream; else the relay's own."""
     headers: Mapping[str, str] = {}
+    """More headers, beside those of CloudEvents."""
     source: str = ""
     """CloudEvents source; else the consumer's name."""
     subject: str = ""
+    """CloudEvents subject."""
     content_type: str = ""
+    """Of the body; else by the type of `data`."""
     traceparent: str = ""
     """W3C trace context; else that of the current OpenTelemetry span, if there is one."""
     not_before: datetime | None = None
+    """It is not published earlier, and does not block the messages behind it."""
     id: UUID | str | None = None
     """A UUID of your own; else one is made. A second message with an id that is in the outbox is not written again."""
 

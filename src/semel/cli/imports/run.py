@@ -24,7 +24,7 @@ from semel.core.ids import OWN
 from semel.core.protocols import Store
 from semel.errors import KeyInvalid
 from semel.keys.limits import check as check_key
-from semel.types import Completed, Record
+from semel.types import Completed, Record, Stats
 
 __all__ = ["Imported", "Importer", "Kind"]
 
@@ -140,7 +140,8 @@ class Importer:
 
     def _now_us(self) -> int:
         """Return the store's time."""
-        return answer_or_raise(self._store.send([Count(PROGRESS)])[0]).now_us
+        counted: Stats = answer_or_raise(self._store.send([Count(PROGRESS)])[0])
+        return counted.now_us
 
     def _has(self, keys: Sequence[str]) -> list[bool]:
         return [

@@ -90,7 +90,9 @@ class MemoryStore:
     """
 
     name: str = "memory:"
+    """What messages and metrics call the store."""
     capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True, refreshes=True)
+    """What the store can promise."""
 
     def __init__(
         self, *, records_max: int = RECORDS_MAX, compact: bool = False, clock: Clock | None = None
