@@ -1,4 +1,4 @@
-"""The relay: takes messages out of an outbox and publishes them until `stop()`."""
+"""The relay: takes messages out of an outbox, publishes them until `stop()`, and reports them to hooks."""
 
 import asyncio
 import logging
@@ -17,6 +17,7 @@ from semel.core.relay_flow import (
     PublishRows,
     RelayResult,
     Retrying,
+    RowFailure,
     Sent,
     SettleRows,
     Taken,
@@ -24,9 +25,9 @@ from semel.core.relay_flow import (
     relay_step,
 )
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
-from semel.observe.events import Hook
+from semel.observe import events
+from semel.observe.events import Hook, Hooks
 from semel.observe.limited_log import OutageLog
-from semel.outbox.row_reports import RowReports
 from semel.outbox.sinks import Sink, sink_for
 from semel.outbox.tables import OutboxCounts, Rows, rows_for
 from semel.runtime.generators import adrive
@@ -46,6 +47,8 @@ PAUSES_MAX = 10_000
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 DRAIN_S = 30.0
 """How long to wait for a broker's answers after `stop()`; unconfirmed messages are published again."""
+CONSUMER = "relay"
+SOURCE = "outbox"
 
 _log = logging.getLogger("semel")
 
@@ -294,3 +297,39 @@ class Relay:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+class RowReports:
+    """Reports the rows of one relay: consumer `relay`, source `outbox`, the sink's kind as the handler.
+
+    A row counts as received when the sink has answered for it, so a sink that is away counts nothing.
+    """
+
+    def __init__(self, hooks: Iterable[Hook], sink: str) -> None:
+        self._hooks = Hooks(hooks)
+        self._handler = sink.partition(":")[0]
+
+    def report(
+        self, rows: Sequence[OutboxRow], published: Sequence[str], failures: Sequence[RowFailure]
+    ) -> None:
+        """Report the settled ones of these rows."""
+        done, failed = set(published), {each.id: each for each in failures if each.reason is not None}
+        for row in rows:
+            who = ("", CONSUMER, row.id, b"", self._handler, SOURCE)
+            kind, failure = row.event_type, failed.get(row.id)
+            if row.id not in done and failure is None:
+                continue
+            self._hooks(events.Received(*who, again=row.attempts > 0, event_type=kind))
+            if failure is None:
+                self._hooks(events.CompletedEvent(*who, event_type=kind))
+            elif failure.dead:
+                error = PublishFailed(failure.reason)
+                self._hooks(events.FailedEvent(*who, error, row.attempts + 1, event_type=kind))
+                self._hooks(events.DeadLettered(*who, "failed", row.attempts + 1, error, event_type=kind))
+            else:
+                error, delay_s = PublishFailed(failure.reason), failure.delay_us / 1e6
+                self._hooks(events.Released(*who, error, delay_s, row.attempts + 1, event_type=kind))
+
+
+class PublishFailed(Exception):
+    """The sink refused a row. Only hooks get it; it is never raised."""
