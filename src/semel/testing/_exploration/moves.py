@@ -24,15 +24,7 @@ from semel.core.commands import (
 from semel.core.machine import decide, standing
 from semel.errors import ClaimLost, NotApplied
 from semel.testing._exploration.scenes import BARRED, BATCHES, COSTS, Move
-from semel.testing._exploration.stage import (
-    EFFECTED,
-    GONE,
-    LOST,
-    OLD_COPY,
-    STALLED,
-    ExploredStage,
-    InFlightRequest,
-)
+from semel.testing._exploration.stage import EFFECTED, GONE, LOST, OLD_COPY, STALLED, ExploredStage, LateSend
 from semel.testing._simulation.handler import Leave, part_of
 from semel.testing._simulation.store import NO_ANSWER, Commit, describe
 from semel.testing._simulation.worker import PermanentError, TransientError
@@ -317,7 +309,7 @@ class Moves:
             item = Commit(item.id, None)  # equal commits make equal states
         elif type(item) is Mark:
             item = replace(item, keys=tuple(item.keys))  # as a part of a state it must have a hash
-        self.stage.late.append(InFlightRequest(seat, 0 if granted is None else granted.fence, item))
+        self.stage.late.append(LateSend(seat, 0 if granted is None else granted.fence, item))
 
     def _batch(self, move: Move, applied: int) -> None:
         for number, seat in enumerate(move.others):

@@ -36,7 +36,7 @@ class Seat(NamedTuple):
     deadline_us: int = 0
 
 
-class InFlightRequest(NamedTuple):
+class LateSend(NamedTuple):
     """A request or effect under way, whose sender no longer waits for it. `item`: an item, or the part of an effect."""
 
     seat: int
@@ -105,7 +105,7 @@ class ExploredStage:
             SimAttempt(self.events[0], SELF, f"w{number + 1}", START_US)
             for number in range(len(self.seats) + 1)
         ]
-        self.late: list[InFlightRequest] = []
+        self.late: list[LateSend] = []
         self.left: dict[str, int] = {name: getattr(bounds, name) for name in BUDGETS}
         self.acked = [False] * len(self.messages)
         self.payloads: list[frozenset[int]] = [frozenset()] * scene.keys
