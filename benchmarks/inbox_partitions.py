@@ -5,12 +5,8 @@ Layouts share a server and take turns; they differ in the number of partitions. 
 on the server, the same number for each day of a week, and removed by one purge at the end.
 """
 
-import argparse
-import json
-import os
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,17 +16,15 @@ from msgspec import Struct
 
 import semel
 from benchmarks.contender import server_cpu_s
+from benchmarks.mark_partitions import BATCH, DAY_US, ROUNDS, take_turns
 from semel.core.commands import Purge
 from semel.stores.postgres import PostgresStore
 from semel.testing import ManualClock
 from tests.services import postgres
 
-BATCH = 500
 BATCHES = 6
 SINGLES = 600
-ROUNDS = 5
 DAYS = 7
-DAY_US = 86_400 * 1_000_000
 KEPT = Path(__file__).parent / "results" / "inbox-partitions.json"
 COLUMNS = "digest, state, owner, fence, settled_at, attempt, expires_at, purge_at, consumer_id, key"
 
@@ -149,32 +143,9 @@ class Layout:
         return float(postgres.execute(self.url, statement)[0][0])
 
 
-def main() -> int:
-    """Measure all layouts in turns, print the table and keep it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="records for each day")
-    options = parser.parse_args()
-    load = os.getloadavg()[0]
-    with postgres.own() as own:
-        own.stop()
-        own.start(shared_buffers="512MB", max_wal_size="4GB", autovacuum="off")
-        pid = own.state["pids"][0]
-        layouts = [Layout(own.url, pid, step, options.rows) for step in ("", "1 week", "1 day", "1 hour")]
-        for layout in layouts:
-            layout.fill()
-        for _ in range(ROUNDS):
-            for layout in layouts:
-                layout.measure()
-        costs = [layout.removal() for layout in layouts]
-    kept: dict[str, Any] = {
-        "taken": datetime.now(UTC).strftime("%Y-%m-%d"), "rows_per_day": options.rows, "cores": os.cpu_count(),
-        "loads": [round(load, 1), round(os.getloadavg()[0], 1)],
-        "layouts": [{name: getattr(cost, name) for name in cost.__struct_fields__} for cost in costs],
-    }  # fmt: skip
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(kept, indent=1))
-    return 0
+def layouts_of(url: str, pid: int, rows: int) -> list[Layout]:
+    return [Layout(url, pid, step, rows) for step in ("", "1 week", "1 day", "1 hour")]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(take_turns(__doc__, KEPT, "records", layouts_of))

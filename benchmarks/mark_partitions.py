@@ -9,10 +9,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -129,18 +130,29 @@ class Layout:
         return float(postgres.execute(self.url, statement)[0][0])
 
 
-def main() -> int:
-    """Measure all layouts in turns, print the table and keep it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="marks for each day")
+class TakesTurns(Protocol):
+    """A layout that is measured in turns with others."""
+
+    def fill(self) -> None: ...
+    def measure(self) -> None: ...
+    def removal(self) -> Any: ...
+
+
+def take_turns(
+    about: str | None, kept_in: Path, unit: str, layouts_of: Callable[[str, int, int], Sequence[TakesTurns]]
+) -> int:
+    """Measure all layouts in turns on one server, print the table and keep it.
+
+    `layouts_of` gets the server's URL, its process and the number of rows for each day. `unit`: the name of a row.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rows", type=int, default=100_000, help=f"{unit} for each day")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     with postgres.own() as own:
         own.stop()
         own.start(shared_buffers="512MB", max_wal_size="4GB", autovacuum="off")
-        pid = own.state["pids"][0]
-        chosen = [("", 1), ("", 7), ("opaque", 1), ("opaque", 3), ("opaque", 7), ("uuid7", 7)]
-        layouts = [Layout(own.url, pid, ids, days, options.rows) for ids, days in chosen]
+        layouts = layouts_of(own.url, own.state["pids"][0], options.rows)
         for layout in layouts:
             layout.fill()
         for _ in range(ROUNDS):
@@ -152,10 +164,15 @@ def main() -> int:
         "loads": [round(load, 1), round(os.getloadavg()[0], 1)],
         "layouts": [{name: getattr(cost, name) for name in cost.__struct_fields__} for cost in costs],
     }  # fmt: skip
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    kept_in.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(kept, indent=1))
     return 0
 
 
+def layouts_of(url: str, pid: int, rows: int) -> list[Layout]:
+    chosen = [("", 1), ("", 7), ("opaque", 1), ("opaque", 3), ("opaque", 7), ("uuid7", 7)]
+    return [Layout(url, pid, ids, days, rows) for ids, days in chosen]
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(take_turns(__doc__, KEPT, "marks", layouts_of))

@@ -65,7 +65,7 @@ class Bench:
                 "postgres", "run, one by one", workloads.running(leases, SINGLES), "autocommit row", row
             )
             yield compare("postgres", f"run, {THREADS} threads", threads(leases), "autocommit row", row)
-        with workloads.Crowd(semel.aopen(f"{self.url}?schema=tasks", consumer="tasks")) as crowd:
+        with workloads.AsyncBenchClient(semel.aopen(f"{self.url}?schema=tasks", consumer="tasks")) as crowd:
             for tasks in (50, 500):
                 yield compare(
                     "postgres", f"run, {tasks} tasks", crowd.running(tasks, tasks * 10), "autocommit row", row

@@ -141,7 +141,7 @@ class Bench:
 
                 await spread(PEERS, theirs.keys, one)
 
-        with workloads.Crowd(semel.aopen(self.url, consumer="tasks", mode="mark")) as crowd:
+        with workloads.AsyncBenchClient(semel.aopen(self.url, consumer="tasks", mode="mark")) as crowd:
             return compare(
                 "redis", f"mark, {tasks} tasks", crowd.marking(tasks, COUNT),
                 f"redis.asyncio, {PEERS} tasks", Job(lambda: asyncio.run(peer()), SINGLES, theirs), 10,

@@ -61,7 +61,7 @@ class Bench:
             "sqlite", f"run, {THREADS} threads", threads(self.client("threads")),
             "autocommit row", self.raw("threads").autocommit(SINGLES), 1.5,
         )  # fmt: skip
-        with workloads.Crowd(semel.aopen(self.url("tasks"), consumer="tasks")) as crowd:
+        with workloads.AsyncBenchClient(semel.aopen(self.url("tasks"), consumer="tasks")) as crowd:
             yield compare(
                 "sqlite", f"run, {TASKS} tasks", crowd.running(TASKS, TASKS * 10),
                 "autocommit row", self.raw("tasks").autocommit(SINGLES), 5,

@@ -174,7 +174,7 @@ class Policy(Struct, frozen=True, kw_only=True, metaclass=_ExplainsOptions):
     on_unavailable: OnUnavailable = "refuse"
     """When the store cannot be reached at the claim: refuse (`Unavailable`), or run the handler without a claim.
 
-    What has run without a claim is not recorded: every duplicate runs too, until the store is back.
+    A run without a claim is not recorded: every duplicate runs too, until the store is back.
     """
 
     inbox_table: InboxTable | None = None

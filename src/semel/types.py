@@ -261,7 +261,7 @@ def escape_controls(text: str) -> str:
     return text.translate(_UNSAFE_IN_LINES)
 
 
-def _bounded(text: str, bytes_max: int, *, lines: bool = False, end: bool = False) -> str:
+def _bound(text: str, bytes_max: int, *, lines: bool = False, end: bool = False) -> str:
     """Return the text without control characters, as valid UTF-8, cut to a size; with `end` its end is kept."""
     cut = text[-bytes_max:] if end else text[:bytes_max]
     safe = escape_controls(cut) if lines else cut.translate(_UNSAFE)
@@ -286,10 +286,10 @@ class ErrorInfo(Struct, frozen=True, gc=False):
     """Where it ran: host, process id, and the id with which the owners of this process begin."""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "kind", _bounded(self.kind, KIND_BYTES_MAX))
-        force_setattr(self, "message", _bounded(self.message, MESSAGE_BYTES_MAX, lines=True))
-        force_setattr(self, "traceback", _bounded(self.traceback, TRACEBACK_BYTES_MAX, lines=True, end=True))
-        force_setattr(self, "worker", _bounded(self.worker, WORKER_BYTES_MAX))
+        force_setattr(self, "kind", _bound(self.kind, KIND_BYTES_MAX))
+        force_setattr(self, "message", _bound(self.message, MESSAGE_BYTES_MAX, lines=True))
+        force_setattr(self, "traceback", _bound(self.traceback, TRACEBACK_BYTES_MAX, lines=True, end=True))
+        force_setattr(self, "worker", _bound(self.worker, WORKER_BYTES_MAX))
 
 
 class AttemptError(Struct, frozen=True, gc=False, rename={"at_us": "at"}):

@@ -16,7 +16,7 @@ import semel
 from semel.brokers import Arrival, Route, Runner, RunnerLimits
 from semel.brokers.attempts import Attempt, Attempts
 from semel.brokers.dead_letters import DeadLetter, headers_of, replay
-from semel.brokers.transaction_connections import AsyncPostgresDesk
+from semel.brokers.transaction_connections import AsyncPostgresConnections
 from semel.client import deliver
 from semel.core.commands import Claim, Settle
 from semel.errors import UsageError
@@ -404,7 +404,7 @@ async def test_a_commit_without_an_answer_is_settled_by_the_mark(
                 if not proxy.cuts:
                     proxy.cut_replies(1)
 
-        monkeypatch.setattr(AsyncPostgresDesk, "transaction", begun)
+        monkeypatch.setattr(AsyncPostgresConnections, "transaction", begun)
 
         async def credit(connection: Any, paid: Paid) -> None:
             await connection.execute(ledger.insert, (paid.order,))

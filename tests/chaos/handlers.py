@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.core.commands import Answer, Claim, Forget, Item, Lookup
-from semel.core.protocols import Capabilities, Store
+from semel.core.protocols import Store, StoreWrapper
 from semel.stores.sqlite import SqliteStore
 from semel.types import Id, Record
 
@@ -73,29 +73,17 @@ def sample(key: str, number: int) -> dict[str, Any]:
     return {"id": key, "number": number, "more": [1, 2]}
 
 
-class RacyStore:
+class RacyStore(StoreWrapper):
     """Claims by looking first and writing then: what another worker runs at this time runs again.
 
     A process takes each key away from another only once: two of them would else do so to each other without end.
     """
 
+    name = "racy"
+
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         self._taken: set[Id] = set()
-        self.name = "racy"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._store.capabilities
-
-    def open(self) -> None:
-        self._store.open()
-
-    def close(self) -> None:
-        self._store.close()
-
-    def watch(self, listener: Any, /) -> Any:
-        return self._store.watch(listener)
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         for item in items:

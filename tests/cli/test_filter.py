@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import semel as library
-from semel.cli.filter import Keys, Malformed, Sieve, _marking
+from semel.cli.filter import Keys, LineFilter, Malformed, _marking
 from semel.cli.line_io import Block, LineWriter
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.stream import marking
@@ -230,7 +230,7 @@ class ListSink(BrokenSink):
 def test_lines_that_were_not_written_are_not_marked(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "seen.db")
     with closing(store), library.open(store, consumer="filter", mode="mark") as client:
-        sieve = Sieve(client, _marking(client, ""), Keys("id", 1000), Malformed.KEEP, print)
+        sieve = LineFilter(client, _marking(client, ""), Keys("id", 1000), Malformed.KEEP, print)
         with pytest.raises(BrokenPipeError):
             sieve.take(Block("x", 1, lines("a", "b")), BrokenSink())
         sink = ListSink()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 import semel
 from semel.clock import SystemClock
 from semel.core.commands import Answer, Claim, Item, Settle
-from semel.core.protocols import AsyncStore, Capabilities, Listener, Store
+from semel.core.protocols import AsyncStore, Capabilities, Listener, Store, StoreWrapper
 from semel.errors import StoreUnavailable
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
@@ -40,11 +40,11 @@ class Hasty(SystemClock):
         self._ahead_us += round(s * 1e6)
 
 
-class Spy:
+class Spy(StoreWrapper):
     """A store that notes what it is sent, and strikes where it is told to."""
 
     def __init__(self, store: Store, *, instant: bool | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._instant = instant
         self._lock = Lock()
         self.batches: list[list[Item]] = []
@@ -53,22 +53,9 @@ class Spy:
         self.after: Callable[[list[Item]], None] = lambda _items: None
 
     @property
-    def name(self) -> str:
-        return self._store.name
-
-    @property
     def capabilities(self) -> Capabilities:
-        given = self._store.capabilities
+        given = super().capabilities
         return given if self._instant is None else replace(given, instant=self._instant)
-
-    def open(self) -> None:
-        self._store.open()
-
-    def close(self) -> None:
-        self._store.close()
-
-    def watch(self, listener: Listener, /) -> Callable[[], None]:
-        return self._store.watch(listener)
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         with self._lock:

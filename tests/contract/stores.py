@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from semel.clock import Clock
-from semel.core.protocols import Capabilities, HasAsyncTwin, Store
+from semel.core.protocols import AnyStore, Capabilities, HasAsyncTwin, Store
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.testing.contract.harness import SCENARIOS
-from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.server import places as servers

@@ -1,8 +1,5 @@
 """Every yield of every flow, every fault, every embedded store: the effects are those of the table."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from semel.core.commands import Claim
@@ -10,18 +7,7 @@ from semel.core.protocols import Store
 from semel.testing import ManualClock
 from semel.testing.faults import FAULTS, Died, Driver, Strike
 from semel.types import Absent, Done, Record
-from tests.faults.scenes import (
-    ID,
-    LEASE_US,
-    SINK_OF,
-    STORES,
-    WINDOW_US,
-    Scene,
-    acknowledges,
-    lose,
-    strike,
-    with_step,
-)
+from tests.faults.scenes import ID, LEASE_US, SINK_OF, WINDOW_US, Scene, acknowledges, lose, strike, with_step
 from tests.faults.table import GUARANTEES, LOST, STEPS, WINDOW_OF, WINDOWS, Cell
 
 PLACE = {"Claim": "claim", "Mark": "claim", "Invoke": "effect", "Settle": "complete"}
@@ -37,19 +23,6 @@ POINTS = [
     for at, command in enumerate(YIELDS.get(mode, LEASED))
     for fault in FAULTS
 ]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    store = STORES[request.param](tmp_path, clock)
-    store.open()
-    yield store
-    store.close()
 
 
 def lands_first(place: str) -> bool:

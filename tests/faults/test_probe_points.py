@@ -1,14 +1,11 @@
 """Every yield of the flows that ask a probe, every fault: what the probe can tell is done once."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from semel.core.protocols import Store
 from semel.testing import ManualClock
 from semel.testing.faults import FAULTS, Died, Driver, Strike
-from tests.faults.scenes import STORES, Scene, strike
+from tests.faults.scenes import Scene, strike
 from tests.faults.table import GUARANTEES, ONCE, TWICE, Cell
 
 TAKEOVERS: dict[tuple[str, str], list[str]] = {
@@ -37,19 +34,6 @@ RAISED_POINTS = [
     for fault in FAULTS
     if command != "Invoke"  # `test_crash_points` strikes there
 ]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    store = STORES[request.param](tmp_path, clock)
-    store.open()
-    yield store
-    store.close()
 
 
 def dies(scene: Scene, left: str) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 import semel
 from semel.observe import events
+from semel.observe.limited_log import TakeoverLog
 from semel.observe.log_format import JsonFormatter, about
 from semel.observe.logging import LogHook
-from semel.observe.takeover_log import TakeoverLog
 
 SECRET = "order-4711"
 

@@ -194,11 +194,11 @@ def test_a_lost_reply_counts_nothing_twice(memory: Fleet) -> None:
         receive(tally, number)
         told += number
         ask(flaky, writer.flush())
-        assert sum(part.consumers[0][2].received for part in writer.unwritten()) >= 0
+        assert sum(part.consumers[0][2].received for part in writer.unwritten_counts()) >= 0
     while not ask(flaky, writer.flush()):
         pass
     assert sum(each.received for each in memory.read().values()) == told
-    assert writer.unwritten() == []
+    assert writer.unwritten_counts() == []
 
 
 def test_what_cannot_be_written_is_kept(memory: Fleet) -> None:
@@ -212,7 +212,7 @@ def test_what_cannot_be_written_is_kept(memory: Fleet) -> None:
     receive(tally, 2)
     assert ask(down, writer.flush()) is False
     receive(tally, 3)
-    assert sum(part.consumers[0][2].received for part in writer.unwritten()) == 5
+    assert sum(part.consumers[0][2].received for part in writer.unwritten_counts()) == 5
     assert memory.ask(writer.flush())
     assert sum(each.received for each in memory.read().values()) == 5
 

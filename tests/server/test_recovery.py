@@ -92,9 +92,31 @@ def test_an_unreadable_journal_is_left_to_a_person(tmp_path: Path, kind: str) ->
 
 
 async def run_all_but_loud(event: Event) -> None:
-    """The handler of the test below."""
+    """The handler of the tests below."""
     if event.tenant == "loud":
         await asyncio.Event().wait()
+
+
+def serve_the_quiet(store: Any, url: str, quiet: list[str], *, events_lease: str) -> None:
+    """Leave an event of each of these tenants behind, and serve until all are done."""
+    store.send([abandoned(tenant, "k", encode(b"{}")) for tenant in quiet])
+
+    def are_done() -> bool:
+        found = store.send([Lookup((tenant, "events", "k")) for tenant in quiet])
+        return all(record.state == "done" for record in found)
+
+    handler = f"{__name__}:{run_all_but_loud.__name__}"
+    settings = ServeSettings(
+        auth="none",
+        store=url,
+        port=0,
+        events_lease=events_lease,
+        handler=handler,
+        drain_s=0.1,
+        dashboard=False,
+    )
+    with serving(settings):
+        assert await_true(are_done)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,18 +126,7 @@ def test_the_many_orphans_of_one_tenant_do_not_hide_those_of_others(tmp_path: Pa
     store.open()
     quiet = [f"quiet {at}" for at in range(4)]
     store.send([abandoned("loud", f"l{at}", encode(b"{}")) for at in range(8 * ORPHANS_MAX)])
-    store.send([abandoned(tenant, "k", encode(b"{}")) for tenant in quiet])
-
-    def are_done() -> bool:
-        found = store.send([Lookup((tenant, "events", "k")) for tenant in quiet])
-        return all(record.state == "done" for record in found)
-
-    handler = f"{__name__}:{run_all_but_loud.__name__}"
-    settings = ServeSettings(
-        auth="none", store=url, port=0, events_lease="3s", handler=handler, drain_s=0.1, dashboard=False
-    )
-    with serving(settings):
-        assert await_true(are_done)
+    serve_the_quiet(store, url, quiet, events_lease="3s")
     store.close()
 
 
@@ -132,18 +143,7 @@ def test_each_tenant_is_asked_for_alone_when_there_are_many_orphans(
     quiet = [f"quiet {at}" for at in range(4)]
     store.send([Admit(tenant, "events", "lease") for tenant in ("loud", *quiet)])
     store.send([abandoned("loud", f"l{at}", encode(b"{}")) for at in range(1000)])
-    store.send([abandoned(tenant, "k", encode(b"{}")) for tenant in quiet])
-
-    def are_done() -> bool:
-        found = store.send([Lookup((tenant, "events", "k")) for tenant in quiet])
-        return all(record.state == "done" for record in found)
-
-    handler = f"{__name__}:{run_all_but_loud.__name__}"
-    settings = ServeSettings(
-        auth="none", store=url, port=0, events_lease="1s", handler=handler, drain_s=0.1, dashboard=False
-    )
-    with serving(settings):
-        assert await_true(are_done)
+    serve_the_quiet(store, url, quiet, events_lease="1s")
     store.close()
 
 

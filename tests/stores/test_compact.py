@@ -7,14 +7,14 @@ import tracemalloc
 from semel.clock import SystemClock
 from semel.core.commands import Forget, Lookup
 from semel.stores.memory.compact_marks import CompactMarks
-from semel.stores.memory.marks import Steady
+from semel.stores.memory.marks import SteadyClock
 from semel.types import Absent, Forgotten, Record
 
 SECOND_US = 1_000_000
 SECOND_NS = 10**9
 
 
-class Hand(Steady):
+class Hand(SteadyClock):
     """A clock turned by hand."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Hand(Steady):
         self.now = lambda: self.ns
 
 
-def table(clock: Steady) -> CompactMarks:
+def table(clock: SteadyClock) -> CompactMarks:
     return CompactMarks(clock, "", "marks")
 
 
@@ -52,7 +52,7 @@ def test_it_answers_as_a_dict_does() -> None:
 def test_a_mark_takes_at_most_32_bytes() -> None:
     count = 40_000
     keys = [f"0198c0de-0000-7000-8000-{number:012x}" for number in range(count)]
-    marks = table(Steady(SystemClock()))
+    marks = table(SteadyClock(SystemClock()))
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

@@ -13,7 +13,7 @@ import pytest
 import semel
 from semel.clock import SystemClock
 from semel.errors import KeyInvalid, StoreFull
-from semel.stores.memory.marks import BATCH_MIN, HAS_GIL, Marker, MemoryMarks, Steady
+from semel.stores.memory.marks import BATCH_MIN, HAS_GIL, Marker, MemoryMarks, SteadyClock
 from semel.stores.memory.store import MemoryStore
 
 SECOND_US = 1_000_000
@@ -21,7 +21,7 @@ LONG_US = 3600 * SECOND_US
 SECOND_NS = 10**9
 
 
-class Hand(Steady):
+class Hand(SteadyClock):
     """A clock that counts as real, so that the way without a lock is taken, and is turned by hand."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ def _switch_often() -> Iterator[None]:
 def new_marks(request: pytest.FixtureRequest) -> Callable[[], MemoryMarks]:
     """Makes marks as a build with the global interpreter lock does, and as a free-threaded one does."""
     lock_free: bool = request.param
-    return lambda: MemoryMarks(Steady(SystemClock()), lock_free=lock_free)
+    return lambda: MemoryMarks(SteadyClock(SystemClock()), lock_free=lock_free)
 
 
 def marker(marks: MemoryMarks, window_us: int = LONG_US, room: int = 10**6) -> Marker:
@@ -126,7 +126,7 @@ class CountingLock:
 
 @pytest.mark.parametrize(("lock_free", "taken"), [(True, 0), (False, 3)])
 def test_without_the_interpreter_lock_every_mark_takes_the_lock(lock_free: bool, taken: int) -> None:
-    steady = Steady(SystemClock())
+    steady = SteadyClock(SystemClock())
     moment = steady.now()
     steady.now = lambda: moment  # after some seconds a marker would read the window again, with the lock
     marks = MemoryMarks(steady, lock_free=lock_free)
@@ -144,7 +144,7 @@ def test_a_free_threaded_build_is_known() -> None:
 
 def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
     """While memory is tidied up, other threads may run, also in the midst of what looks like one step."""
-    marks = MemoryMarks(Steady(SystemClock()))
+    marks = MemoryMarks(SteadyClock(SystemClock()))
     mark, numbers = marker(marks), count()
     for _ in range(3000):
         mark(f"key {next(numbers)}")

@@ -293,7 +293,7 @@ class InboxHandling:
                     break
                 token = running.set(self._handler_run(delivery, number))
                 try:
-                    with self._timed((delivery,), number):
+                    with self._report_call((delivery,), number):
                         await call(delivery.body)
                 finally:
                     running.reset(token)
@@ -301,7 +301,7 @@ class InboxHandling:
         async def all_of_them(deliveries: list[Delivery[Arrival]]) -> None:
             left.clear()
             if not self._stops(deliveries, 0, left):
-                with self._timed(deliveries, number):
+                with self._report_call(deliveries, number):
                     await handler(connection, [reads(delivery.body) for delivery in deliveries])
 
         async def one(arrival: Arrival) -> Any:
@@ -362,7 +362,7 @@ class InboxHandling:
         reads, handler = self._route.reads, self._route.handler
         if self._route.batch:
             if not self._stops(deliveries, 0, left):
-                with self._timed(deliveries, number):
+                with self._report_call(deliveries, number):
                     handler(connection, [reads(delivery.body) for delivery in deliveries])
             return
         for at, delivery in enumerate(deliveries):
@@ -370,7 +370,7 @@ class InboxHandling:
                 break
             token = running.set(self._handler_run(delivery, number))
             try:
-                with self._timed((delivery,), number):
+                with self._report_call((delivery,), number):
                     handler(connection, reads(delivery.body))
             finally:
                 running.reset(token)
@@ -378,7 +378,7 @@ class InboxHandling:
     # --- both ---
 
     @contextmanager
-    def _timed(self, deliveries: Deliveries, number: int) -> Iterator[None]:
+    def _report_call(self, deliveries: Deliveries, number: int) -> Iterator[None]:
         """Report the handler's call for these deliveries to hooks."""
         if not self._reporter.listens:
             yield

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from semel.brokers.source import DeadLetterInfo
-from semel.core.error_info import redacted
+from semel.core.error_info import redact
 from semel.observe.formatting import plural
 from semel.observe.limited_log import RateLimit
 from semel.observe.log_format import about
@@ -158,7 +158,7 @@ class FailureLog:
         if left_out is None:
             return
         if policy is not None and policy.redact_error is not None:
-            info = redacted(error, policy)
+            info = redact(error, policy)
             short = _one_line(f"{info.kind}: {info.message}")
             said = f": {short}{_more(left_out)}"
         else:  # not as `exc_info`: a formatter would write control characters of the message as they are

@@ -41,9 +41,9 @@ class TransactionConnections(Protocol):
 def desk_for(store: Any, *, awaits: bool) -> TransactionConnections:
     """Return the connections to a store's database, for awaited or for blocking handlers."""
     if store.name.startswith("sqlite"):
-        return AsyncSqliteDesk(store.path) if awaits else SqliteDesk(store.path)
+        return AsyncSqliteConnections(store.path) if awaits else SqliteConnections(store.path)
     if store.name.startswith("postgresql"):
-        return AsyncPostgresDesk(store.place) if awaits else PostgresDesk(store.place)
+        return AsyncPostgresConnections(store.place) if awaits else PostgresConnections(store.place)
     raise UsageError(f"mode 'inbox' needs a store in a database with transactions, and this is {store.name}")
 
 
@@ -67,7 +67,7 @@ class _Postgres:
         return handle_for(connection)
 
 
-class AsyncPostgresDesk(_Postgres):
+class AsyncPostgresConnections(_Postgres):
     """Connections of `psycopg.AsyncConnection`."""
 
     async def connect(self) -> Any:
@@ -85,7 +85,7 @@ class AsyncPostgresDesk(_Postgres):
         return connection.transaction()
 
 
-class PostgresDesk(_Postgres):
+class PostgresConnections(_Postgres):
     """Connections of `psycopg.Connection`, used in threads."""
 
     async def connect(self) -> Any:
@@ -115,7 +115,7 @@ class _Sqlite:
         return handle_for(connection)
 
 
-class SqliteDesk(_Sqlite):
+class SqliteConnections(_Sqlite):
     """Connections of `sqlite3`, used in threads, one after the other."""
 
     async def connect(self) -> Any:
@@ -139,7 +139,7 @@ class SqliteDesk(_Sqlite):
             raise
 
 
-class AsyncSqliteDesk(_Sqlite):
+class AsyncSqliteConnections(_Sqlite):
     """Connections of `aiosqlite`."""
 
     async def connect(self) -> Any:

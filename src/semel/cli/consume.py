@@ -25,6 +25,7 @@ from semel.cli.options import (
     TenantOption,
     WindowOption,
     client_options,
+    handler_policy,
     load_handler,
     parse_duration_us,
     settings_for,
@@ -37,7 +38,6 @@ from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, SourceUnavailable, StoreError
 from semel.observe.formatting import plural, redact
 from semel.observe.probes import SourceFacts, window_warnings
-from semel.runtime.error_settings import read_error_settings
 
 if TYPE_CHECKING:
     from semel.brokers import Runner, RunnerLimits
@@ -214,11 +214,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise CommandExit(
             "name the source with --from, such as redis://localhost/0?stream=orders&group=billing", USAGE
         )
-    policy = semel.Policy(
-        max_attempts=max_attempts,
-        retry_delay_s=parse_duration_us(retry_delay) / 1e6,
-        **read_error_settings(errors),
-    )
+    policy = handler_policy(max_attempts, retry_delay, errors)
     pace = RunnerLimits(
         batch=batch,
         concurrency=concurrency,

@@ -244,7 +244,7 @@ def _run(
 def _beside(
     engine: "Dedup", first: "Repartition | None", failure: list[BaseException], *, until_idle: bool
 ) -> Iterator[None]:
-    """Run the repartitioning in a thread of its own; its end, good or bad, is told to the deduplication."""
+    """Run the repartitioning in a thread of its own; the deduplication learns how it ends."""
     if first is None:
         yield
         return

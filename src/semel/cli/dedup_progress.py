@@ -46,7 +46,7 @@ class _Clock:
         return now >= self._due
 
     def rate(self, now: float, received: int) -> float:
-        """Return the rate since the last call, and begin anew."""
+        """Return the rate since the last call, and start the next count."""
         rate = (received - self._received) / max(now - self._at, 1e-6)
         self._due, self._at, self._received = now + self._every_s, now, received
         return rate

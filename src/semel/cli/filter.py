@@ -121,7 +121,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with _client(settings, remembered=settings.is_set("store")) as client:
         marking = _marking(client, settings.tenant or "")
         keys = Keys(key, line_bytes_max)
-        sieve = Sieve(client, marking, keys, malformed, say)
+        sieve = LineFilter(client, marking, keys, malformed, say)
         sink = LineWriter(output, names, say)
         lines = LineReader(names, line_bytes_max=line_bytes_max)
         try:
@@ -282,7 +282,7 @@ def _members(body: bytes) -> str:
     return f"; the first line has {', '.join(list(first)[:MEMBERS_SHOWN_MAX]) or 'no member'}"
 
 
-class Sieve:
+class LineFilter:
     """Passes each key once. A chunk's marks are committed after its lines are written."""
 
     def __init__(

@@ -22,6 +22,7 @@ from semel.cli.options import (
     TenantOption,
     WindowOption,
     client_options,
+    handler_policy,
     load_handler,
     parse_duration_us,
     read_lines,
@@ -31,7 +32,6 @@ from semel.cli.options import (
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
 from semel.client.client_async import AsyncSemel
 from semel.observe.formatting import plural, redact
-from semel.runtime.error_settings import read_error_settings
 from semel.runtime.handlers import check_takes_event
 
 if TYPE_CHECKING:
@@ -132,11 +132,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
         lease=lease,
         log_format=log_format or Globals.log_format,
     )
-    policy = semel.Policy(
-        max_attempts=max_attempts,
-        retry_delay_s=parse_duration_us(retry_delay) / 1e6,
-        **read_error_settings(errors),
-    )
+    policy = handler_policy(max_attempts, retry_delay, errors)
     pace = IntakeLimits(
         concurrency=concurrency,
         pending_max=max(1000, concurrency),

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from semel.cli.options import load_handler, text
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit, say
 from semel.errors import SemelError
-from semel.observe.takeover_log import TakeoverLog
+from semel.observe.limited_log import TakeoverLog
 
 __all__ = ["NO_ROLLUPS", "MetricsOption", "Observing", "observing", "serve_metrics"]
 

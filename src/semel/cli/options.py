@@ -12,6 +12,8 @@ import typer
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.errors import PolicyInvalid
 from semel.observe.log_format import JsonFormatter
+from semel.policy import Policy
+from semel.runtime.error_settings import read_error_settings
 from semel.runtime.process import load_object
 from semel.windows import duration_us
 
@@ -33,6 +35,7 @@ __all__ = [
     "YesOption",
     "client_options",
     "ending_on_signals",
+    "handler_policy",
     "load_handler",
     "parse_bytes",
     "parse_duration_us",
@@ -287,3 +290,12 @@ def load_handler(spec: str) -> Any:
     if not (module and colon and name):
         raise CommandExit(f"{spec!r} names no handler; write module:function, such as app:handle", USAGE)
     return load_object(spec)
+
+
+def handler_policy(max_attempts: int, retry_delay: str, errors: str) -> Policy:
+    """Return the policy of a command that runs a handler, from its options."""
+    return Policy(
+        max_attempts=max_attempts,
+        retry_delay_s=parse_duration_us(retry_delay) / 1e6,
+        **read_error_settings(errors),
+    )

@@ -238,7 +238,7 @@ class Client:
             return
         for at, place in enumerate(place_of):
             if first_at[place] != at:
-                delivery = self._plan.typed(deliveries[at])
+                delivery = self._plan.with_event_type(deliveries[at])
                 record_id = self._plan.id(delivery.key)
                 reporter.report_copy(record_id, handler, delivery, outcomes[at], parks=parks)
 

@@ -53,7 +53,7 @@ class Claimed:
         """Reports its end to hooks, for a runner; `None`: the client reports it."""
         return None
 
-    def observed(self, observer: DeliveryObserver) -> "ObservedClaim":
+    def with_observer(self, observer: DeliveryObserver) -> "ObservedClaim":
         """Return the same claim with an observer that reports its end."""
         return ObservedClaim(self._actions, self.claim, self.granted, self._kept, observer)
 

@@ -63,27 +63,33 @@ class _AsyncPurges(Protocol):
     def records(self) -> _AsyncPurging: ...
 
 
-def _every_s(every: Duration) -> float:
-    us = duration_us(every)
-    if us < EVERY_MIN_US:
-        raise PolicyInvalid(f"every={every!r} is too often; 100ms is the least")
-    return us / 1e6
+def _log_failure(error: StoreError) -> None:
+    logging.getLogger("semel").warning("cleaning up failed and will be retried: %s", error)
 
 
-def _note(done: PurgeResult | None, error: BaseException | None) -> None:
-    log = logging.getLogger("semel")
-    if error is not None:
-        log.warning("cleaning up failed and will be retried: %s", error)
-    elif done is not None and (done.count or done.partitions):
-        log.info(
-            "removed %d expired records and %d partitions, the oldest %.0f s late",
-            done.count,
-            done.partitions,
-            done.lag_s,
-        )
+class _CleanerBase:
+    def __init__(self, every: Duration, batch: int, done: Callable[[PurgeResult], None] | None) -> None:
+        us = duration_us(every)
+        if us < EVERY_MIN_US:
+            raise PolicyInvalid(f"every={every!r} is too often; 100ms is the least")
+        self._every_s = us / 1e6
+        self._batch = batch
+        self._done = done
+
+    def _report(self, made: PurgeResult) -> None:
+        """Log a round that removed something, and call `done`."""
+        if made.count or made.partitions:
+            logging.getLogger("semel").info(
+                "removed %d expired records and %d partitions, the oldest %.0f s late",
+                made.count,
+                made.partitions,
+                made.lag_s,
+            )
+        if self._done is not None:
+            self._done(made)
 
 
-class Cleaner:
+class Cleaner(_CleanerBase):
     """Removes expired records at an interval, in a thread of its own; it also does the store's other upkeep.
 
     Any number of services may have one: on a shared store one at a time works, and the others try again later.
@@ -103,10 +109,8 @@ class Cleaner:
         batch: int = PURGE_BATCH,
         done: Callable[[PurgeResult], None] | None = None,
     ) -> None:
+        super().__init__(every, batch, done)
         self._once = once
-        self._every_s = _every_s(every)
-        self._batch = batch
-        self._done = done
         self._stop = Event()
         self._thread: Thread | None = None
         self._lock = Lock()
@@ -157,19 +161,16 @@ class Cleaner:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            made: PurgeResult | None = None
-            error: StoreError | None = None
             try:
                 made = self.clean()
-            except StoreError as raised:
-                error = raised
-            _note(made, error)
-            if made is not None and self._done is not None:
-                self._done(made)
+            except StoreError as error:
+                _log_failure(error)
+            else:
+                self._report(made)
             self._stop.wait(self._every_s)
 
 
-class AsyncCleaner:
+class AsyncCleaner(_CleanerBase):
     """The `Cleaner` for an event loop: a task, which `close()` ends and awaits."""
 
     def __init__(
@@ -180,10 +181,8 @@ class AsyncCleaner:
         batch: int = PURGE_BATCH,
         done: Callable[[PurgeResult], None] | None = None,
     ) -> None:
+        super().__init__(every, batch, done)
         self._once = once
-        self._every_s = _every_s(every)
-        self._batch = batch
-        self._done = done
         self._task: asyncio.Task[Any] | None = None
 
     async def clean(self, progress: Callable[[PurgeResult], None] | None = None) -> PurgeResult:
@@ -221,13 +220,10 @@ class AsyncCleaner:
 
     async def _run(self) -> None:
         while True:
-            made: PurgeResult | None = None
-            error: StoreError | None = None
             try:
                 made = await self.clean()
-            except StoreError as raised:
-                error = raised
-            _note(made, error)
-            if made is not None and self._done is not None:
-                self._done(made)
+            except StoreError as error:
+                _log_failure(error)
+            else:
+                self._report(made)
             await asyncio.sleep(self._every_s)

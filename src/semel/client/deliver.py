@@ -163,7 +163,7 @@ def observe(once: AsyncSemel, delivery: Delivery[Any], handler: Any) -> Delivery
 async def claim_many(
     once: AsyncSemel, deliveries: Sequence[Delivery[Any]], handler: Any
 ) -> list[ClaimOutcome | Unavailable]:
-    """`claim_many` for a runner, of distinct keys: hooks are told handler and source, now and at the settle."""
+    """`claim_many` for a runner, of distinct keys: hooks get handler and source, now and at the settle."""
     reporter = once._runtime.reporter
     if not reporter.listens:
         return await once.claim_many(deliveries)
@@ -175,7 +175,7 @@ async def claim_many(
         observer = reporter.observe(claim, handler, delivery)
         observer.note_claim_answer(answer)
         if isinstance(outcomes[at], Claimed):
-            outcomes[at] = outcomes[at].observed(observer)
+            outcomes[at] = outcomes[at].with_observer(observer)
         else:
             observer.note_outcome(outcomes[at])
     return outcomes

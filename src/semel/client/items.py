@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from semel.client.declared_ids import check_ids
 from semel.codec import decode, encode, encode_reason
 from semel.core import flows
 from semel.core.commands import (
@@ -28,8 +27,8 @@ from semel.core.commands import (
     Settle,
 )
 from semel.core.error_info import describe, encode_failure
+from semel.core.ids import check_ids, holds_time, time_in
 from semel.core.ids import fingerprint as fingerprint_of
-from semel.core.ids import holds_time, time_in
 from semel.core.protocols import AsyncStore, Store
 from semel.core.settlement import NotStarted, Settlement, Task, settlement_for
 from semel.errors import ModeMismatch, PolicyInvalid, StoreUncertain, UsageError, ValueInvalid
@@ -164,7 +163,7 @@ class ItemBuilder:
         """Check that the store can keep the client's own window, as the policy wants it. Raises `PolicyInvalid`."""
         store.capabilities.check_window(self._default_us, store.name, refresh=self._refresh)
 
-    def typed(self, delivery: Delivery[Any]) -> Delivery[Any]:
+    def with_event_type(self, delivery: Delivery[Any]) -> Delivery[Any]:
         """Return the delivery with the event type that its record has: its own, else the policy's."""
         kind = self.policy.event_type
         return delivery if delivery.event_type or not kind else replace(delivery, event_type=kind)

@@ -5,13 +5,10 @@ from typing import Any, Literal, TypeAlias
 from semel.client.items import ItemBuilder
 from semel.codec import encode
 from semel.core.commands import Resolve, Scan, SetWindow, StoreSettings, answer_or_raise
-from semel.core.protocols import AsyncStore, Store
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, State, Unavailable
 from semel.windows import Duration, window_us
 
-__all__ = ["AnyStore", "Oblivion", "RecordItems", "Resolution"]
-
-AnyStore: TypeAlias = Store | AsyncStore
+__all__ = ["Oblivion", "RecordItems", "Resolution"]
 
 Resolution: TypeAlias = Completed | Forgotten | Lost[Any]
 Oblivion: TypeAlias = Forgotten | Absent | Busy | Lost[Any]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from semel.client.items import ItemBuilder
-from semel.client.record_items import AnyStore, Oblivion, RecordItems, Resolution
+from semel.client.record_items import Oblivion, RecordItems, Resolution
 from semel.core.commands import (
     Count,
     Forget,
@@ -17,6 +17,7 @@ from semel.core.commands import (
     ReadSettings,
     answer_or_raise,
 )
+from semel.core.protocols import AnyStore
 from semel.runtime import audit
 from semel.runtime.generators import drive
 from semel.types import Absent, Record, State, Stats

@@ -9,7 +9,7 @@ from semel.errors import AttemptsExhausted
 from semel.policy import Policy
 from semel.types import ErrorInfo
 
-__all__ = ["DeadLetterUnwritten", "describe", "encode_failure", "handlers_error", "kept_part", "redacted"]
+__all__ = ["DeadLetterUnwritten", "describe", "encode_failure", "handlers_error", "kept_part", "redact"]
 
 FRAMES_MAX = 8
 """Of each error: the last places are where it was raised."""
@@ -33,7 +33,7 @@ class DeadLetterUnwritten(Exception):
 
 def describe(error: BaseException, policy: Policy, worker: Callable[[], str]) -> ErrorInfo | None:
     """Return what may be kept of the error of an attempt; `None` if the policy keeps none."""
-    return redacted(handlers_error(error), policy, worker()) if policy.keep_errors else None
+    return redact(handlers_error(error), policy, worker()) if policy.keep_errors else None
 
 
 def handlers_error(error: BaseException) -> BaseException:
@@ -48,7 +48,7 @@ def error_label(error: BaseException | str) -> str:
     return error if isinstance(error, str) else type(handlers_error(error)).__name__
 
 
-def redacted(error: BaseException, policy: Policy, worker: str = "") -> ErrorInfo:
+def redact(error: BaseException, policy: Policy, worker: str = "") -> ErrorInfo:
     """Return the error as the policy's redaction leaves it; only its kind if that raises or returns no `ErrorInfo`."""
     kind = kind_of(error)
     found = ErrorInfo(kind, message_of(error), short_traceback(error), worker)
@@ -62,10 +62,10 @@ def redacted(error: BaseException, policy: Policy, worker: str = "") -> ErrorInf
 
 
 def kept_part(error: BaseException, policy: Policy, worker: str = "") -> ErrorInfo:
-    """Return what a failure or a dead letter tells of its error: only its kind if the policy keeps no errors."""
+    """Return the part of an error for a failure or a dead letter: only its kind if the policy keeps no errors."""
     if not policy.keep_errors:
         return ErrorInfo(kind_of(error), NOT_KEPT, worker=worker)
-    return redacted(error, policy, worker)
+    return redact(error, policy, worker)
 
 
 def encode_failure(error: BaseException, policy: Policy) -> bytes:

@@ -1,4 +1,4 @@
-"""Digests of keys for stores, idempotency keys for other systems, and times in ids.
+"""Digests of keys for stores, idempotency keys for other systems, times in ids, and the declared kind of ids.
 
 The parts are length-prefixed, so that no two different (tenant, consumer, key) read the same.
 """
@@ -10,7 +10,8 @@ from hashlib import sha256
 from typing import TypeAlias
 
 from semel.errors import KeyInvalid, PolicyInvalid, UsageError
-from semel.types import Id
+from semel.policy import Policy
+from semel.types import Id, Mode
 
 __all__ = [
     "DIGEST_BYTES",
@@ -20,6 +21,7 @@ __all__ = [
     "TWITTER_EPOCH_MS",
     "WORKER_ID_BYTES",
     "TimeOf",
+    "check_ids",
     "check_kind",
     "digest",
     "digests_of",
@@ -185,3 +187,36 @@ def time_in(kind: str, key: str) -> int:
     except ValueError as error:
         shown = ascii(key if len(key) <= 60 else key[:57] + "...")  # noqa: PLR2004 - as much as fits a line
         raise KeyInvalid(f"key {shown} is not {error}; the consumer declared ids={kind!r}") from None
+
+
+IDS_MODES: tuple[Mode, ...] = ("lease", "observe", "mark", "inbox")
+"""The modes whose consumers may declare the kind of their ids."""
+
+
+def check_ids(ids: str, mode: Mode, policy: Policy) -> str:
+    """Return the kind of ids as it is recorded. Raises `PolicyInvalid` if the mode or policy does not allow ids."""
+    if mode not in IDS_MODES:
+        raise PolicyInvalid(
+            f"ids={ids!r} is for mode {', '.join(IDS_MODES)}, not {mode!r}: records of declared ids are removed with"
+            " their partition, and records of this mode must not be"
+        )
+    if policy.refresh_on_sight:
+        raise PolicyInvalid(
+            f"ids={ids!r} does not go with Policy.refresh_on_sight: records of declared ids are removed with their"
+            " partition, however late they were seen"
+        )
+    if ids == OPAQUE and mode != "mark":
+        raise PolicyInvalid(
+            f"ids={ids!r} is for mode 'mark', not {mode!r}: the partition of a record depends on the time in its id"
+        )
+    if policy.inbox_table is not None:
+        raise PolicyInvalid(
+            f"ids={ids!r} does not go with Policy.inbox_table: the rows of {policy.inbox_table.name} are yours to lay"
+            " out and to remove"
+        )
+    if policy.late == "run" and mode != "mark":  # marks have no Late: they are looked up by their arrival
+        raise PolicyInvalid(
+            f"ids={ids!r} needs Policy(late='hold') or 'reject': an id older than the stored records, or from the"
+            " future, is answered Late, because the store cannot know whether it ran"
+        )
+    return check_kind(ids)

@@ -1,7 +1,7 @@
 """The protocol of a store: five methods, the same for sync and async, and its capabilities."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -146,3 +146,59 @@ class StartsSingles(Protocol):
         The item is carried out even if its caller stops waiting.
         """
         ...
+
+
+AnyStore: TypeAlias = Store | AsyncStore
+
+WrappedStore = TypeVar("WrappedStore", bound=AnyStore)
+
+
+class _Wrapper(Generic[WrappedStore]):
+    def __init__(self, store: WrappedStore) -> None:
+        self._store: WrappedStore = store
+
+    @property
+    def name(self) -> str:
+        """The name of the wrapped store."""
+        return self._store.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The guarantees of the wrapped store."""
+        return self._store.capabilities
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Watch the wrapped store."""
+        return self._store.watch(listener)
+
+
+class StoreWrapper(_Wrapper[Store]):
+    """A store that passes everything on to another one; a subclass adds to its calls."""
+
+    def open(self) -> None:
+        """Open the wrapped store."""
+        self._store.open()
+
+    def close(self) -> None:
+        """Close the wrapped store."""
+        self._store.close()
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Send to the wrapped store."""
+        return self._store.send(items)
+
+
+class AsyncStoreWrapper(_Wrapper[AsyncStore]):
+    """The same for an event loop."""
+
+    async def aopen(self) -> None:
+        """Open the wrapped store."""
+        await self._store.aopen()
+
+    async def aclose(self) -> None:
+        """Close the wrapped store."""
+        await self._store.aclose()
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Send to the wrapped store."""
+        return await self._store.asend(items)

@@ -22,7 +22,7 @@ from semel.brokers.routes import in_loop
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.ingest.intake import Event, Handler
 from semel.runtime.extras import install_command
-from semel.runtime.private_file import create_private
+from semel.stores.sqlite.schema import create_private
 
 __all__ = ["EventTable"]
 

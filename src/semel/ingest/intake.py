@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.backoff import backoff_s
-from semel.core.error_info import DeadLetterUnwritten, handlers_error, redacted
+from semel.core.error_info import DeadLetterUnwritten, handlers_error, redact
 from semel.core.settlement import attempts_exhausted
 from semel.errors import (
     AttemptsExhausted,
@@ -288,7 +288,7 @@ class Intake:
         self._here.add(key)
         try:
             handle = partial(self._handle, receipt, earlier)
-            handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
+            handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # hooks report its name
             outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, handle, owner)
         except StoreError as error:
             outcome = Unavailable(error)
@@ -353,7 +353,7 @@ class Intake:
         policy = self._once.policy
         if policy.redact_error is None:
             return repr(error)
-        info = redacted(handlers_error(error), policy)
+        info = redact(handlers_error(error), policy)
         return ascii(f"{info.kind}: {info.message}")
 
     def _report_dead_letter(self, event: Event, error: Exception) -> None:
@@ -362,7 +362,9 @@ class Intake:
         deliver.reporter_of(self._once).report_dead_letter(
             items.id(event.id),
             self._handler,
-            items.typed(Delivery(key=event.id, body=None, event_type=event.type, source=self._source)),
+            items.with_event_type(
+                Delivery(key=event.id, body=None, event_type=event.type, source=self._source)
+            ),
             reason=reason,
             attempts=current().attempt,
             error=error,
@@ -470,7 +472,7 @@ class Intake:
                 raise NotApplied("its dead letter was not written") from failure
             raise error
 
-        refuse.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
+        refuse.__wrapped__ = self._handler  # type: ignore[attr-defined]  # hooks report its name
         outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, refuse, quarantine=True)
         self._finished += 1
         self._note(delivery.key, outcome, ran=True)

@@ -144,7 +144,7 @@ def once_tool(
                 raise UsageError(f"{tool} is not a coroutine; guard it with a client of semel.open()")
 
             @wraps(fn)
-            async def awaited(*args: Any, **kwargs: Any) -> Any:
+            async def await_tool(*args: Any, **kwargs: Any) -> Any:
                 async def call(_arguments: Any) -> Any:
                     return await fn(*args, **kwargs)
 
@@ -153,10 +153,10 @@ def once_tool(
                     key, arguments = read(args, kwargs)
                     return unwrap(await client.run(key, call, arguments), key)
 
-            return cast(F, awaited)
+            return cast(F, await_tool)
 
         @wraps(fn)
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def call_tool(*args: Any, **kwargs: Any) -> Any:
             def call(_arguments: Any) -> Any:
                 return fn(*args, **kwargs)
 
@@ -165,7 +165,7 @@ def once_tool(
                 key, arguments = read(args, kwargs)
                 return unwrap(client.run(key, call, arguments), key)
 
-        return cast(F, called)
+        return cast(F, call_tool)
 
     return decorate
 

@@ -105,7 +105,7 @@ def sliding(
     """Make the key from the content of the fields named, or of the whole body, remembered for `window` from the claim.
 
     With `event_time` the events' own times decide: equal events less than `window` apart are one. `lateness` is how far
-    behind the store's clock an event may come (24h unless said otherwise); what is older is late. Raises
+    behind the store's clock an event may come (24h unless said otherwise); an older event is late. Raises
     `PolicyInvalid` for windows out of bounds.
     """
     return Sliding(

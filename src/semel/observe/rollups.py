@@ -71,7 +71,7 @@ class Writer:
         """The id of this process in its parts."""
         self._admitted = False
 
-    def unwritten(self) -> list[MinuteCounts]:
+    def unwritten_counts(self) -> list[MinuteCounts]:
         """The counts that the store has not confirmed."""
         return [part for _, part in self._pending] + [self._negate(part) for part in self._tally.peek()]
 

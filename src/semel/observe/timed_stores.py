@@ -1,11 +1,10 @@
 """Report the round trips of a store to hooks."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from semel.core.commands import Answer, Count, Item, Purge, Purged
-from semel.core.protocols import AsyncStore, Store
+from semel.core.protocols import AsyncStore, AsyncStoreWrapper, Store, StoreWrapper
 from semel.errors import StoreUnavailable
 from semel.observe import events
 from semel.observe.events import Hooks
@@ -14,28 +13,18 @@ from semel.types import Completed, Stats, Unavailable
 __all__ = ["TimedAsyncStore", "TimedStore", "instrument_store"]
 
 
-class _Timed:
-    """Wraps a store and reports its round trips; everything else is passed on."""
+class _RoundTrips:
+    """Reports the round trips of a store."""
 
-    def __init__(self, store: Any, hooks: Hooks) -> None:
+    def __init__(self, store: Store | AsyncStore, hooks: Hooks) -> None:
         self._store = store
         self._hooks = hooks
         self._stores_lost: int = getattr(store, "stores_lost", 0)
 
-    @property
-    def name(self) -> str:
-        name: str = self._store.name
-        return name
+    def note_unavailable(self, items: Sequence[Item], error: StoreUnavailable) -> None:
+        self._hooks(events.StoreFailed(_op(items), error))
 
-    @property
-    def capabilities(self) -> Any:
-        return self._store.capabilities
-
-    def watch(self, listener: Any, /) -> Callable[[], None]:
-        stop: Callable[[], None] = self._store.watch(listener)
-        return stop
-
-    def _note_sent(self, items: Sequence[Item], answers: Sequence[Answer], began: float) -> None:
+    def note_sent(self, items: Sequence[Item], answers: Sequence[Answer], began: float) -> None:
         hooks = self._hooks
         op = _op(items)
         hooks(events.StoreSent(op, len(items), time.perf_counter() - began))
@@ -64,49 +53,41 @@ def _op(items: Sequence[Item]) -> str:
     return kinds.pop().__struct_config__.tag if len(kinds) == 1 else "mixed"  # type: ignore[return-value]
 
 
-class TimedStore(_Timed):
+class TimedStore(StoreWrapper):
     """A store that blocks."""
 
-    def open(self) -> None:
-        """Connect."""
-        self._store.open()
-
-    def close(self) -> None:
-        """Close."""
-        self._store.close()
+    def __init__(self, store: Store, hooks: Hooks) -> None:
+        super().__init__(store)
+        self._trips = _RoundTrips(store, hooks)
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Execute the items."""
         began = time.perf_counter()
         try:
-            answers: list[Answer] = self._store.send(items)
+            answers = self._store.send(items)
         except StoreUnavailable as error:
-            self._hooks(events.StoreFailed(_op(items), error))
+            self._trips.note_unavailable(items, error)
             raise
-        self._note_sent(items, answers, began)
+        self._trips.note_sent(items, answers, began)
         return answers
 
 
-class TimedAsyncStore(_Timed):
+class TimedAsyncStore(AsyncStoreWrapper):
     """A store for an event loop."""
 
-    async def aopen(self) -> None:
-        """Connect."""
-        await self._store.aopen()
-
-    async def aclose(self) -> None:
-        """Close."""
-        await self._store.aclose()
+    def __init__(self, store: AsyncStore, hooks: Hooks) -> None:
+        super().__init__(store)
+        self._trips = _RoundTrips(store, hooks)
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Execute the items."""
         began = time.perf_counter()
         try:
-            answers: list[Answer] = await self._store.asend(items)
+            answers = await self._store.asend(items)
         except StoreUnavailable as error:
-            self._hooks(events.StoreFailed(_op(items), error))
+            self._trips.note_unavailable(items, error)
             raise
-        self._note_sent(items, answers, began)
+        self._trips.note_sent(items, answers, began)
         return answers
 
 

@@ -49,7 +49,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[tuple[str, str, str], ...] = ()
     """Tenants, consumers, and the sources from which it had deliveries for them."""
     urls: tuple[str, ...] = ()
-    """The URLs of its sources, without their passwords, as far as it was told of them."""
+    """The URLs of its known sources, without their passwords."""
 
 
 class Heartbeat:

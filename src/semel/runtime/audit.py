@@ -2,7 +2,7 @@
 
 An entry is written before its act is executed: if it cannot be written, nothing is done. Entries are only ever
 added. Each has a random key, and stays for 90 days. Operators' acts always have one each; claims, renewals,
-settles and marks of tokens have one for each request if the service is told so.
+settles and marks of tokens have one for each request if the service is set to write them.
 """
 
 from collections import Counter

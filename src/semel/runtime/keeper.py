@@ -240,21 +240,9 @@ class Keeper(KeeperBase):
 class LoopKeeper(KeeperBase):
     """A keeper with a timer of the event loop: no thread, no task."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        steady_s: Callable[[], float],
-        on_expired: Callable[[LiveClaim], None] | None = None,
-    ) -> None:
-        super().__init__(channel, steady_s, on_expired)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0.0
-
-    def after_fork(self) -> None:
-        """Drop the parent's claims: the parent renews them."""
-        self.kept.clear()
-        self._loop = self._alarm = None
+    _loop: "asyncio.AbstractEventLoop | None" = None
+    _alarm: "asyncio.TimerHandle | None" = None
+    _alarm_at = 0.0
 
     def keep(self, kept: LiveClaim) -> None:
         """Renew this claim until it is dropped."""

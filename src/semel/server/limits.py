@@ -12,7 +12,7 @@ from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
 from semel.types import Id
 
-__all__ = ["PAYER", "ROUTE", "Believed", "Buckets", "Costs", "LiveClaims", "account_of", "retry_after"]
+__all__ = ["PAYER", "ROUTE", "AnswerCache", "Buckets", "Costs", "LiveClaims", "account_of", "retry_after"]
 
 BURST = 2.0
 CALLERS_MAX = 10_000
@@ -188,7 +188,7 @@ def _account_of_tenant(tenant: str) -> str:
 V = TypeVar("V")
 
 
-class Believed(Generic[V]):
+class AnswerCache(Generic[V]):
     """A bounded cache of answers by name, which may be `None`; drops the oldest."""
 
     def __init__(self, live_s: float, names_max: int, clock: Callable[[], float]) -> None:

@@ -15,7 +15,7 @@ from semel.observe.instrument import report_claimed, report_marked, report_settl
 from semel.observe.prometheus import PrometheusHook
 from semel.types import Busy, Unavailable
 
-__all__ = ["Metrics", "Telling"]
+__all__ = ["ItemReporter", "Metrics"]
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
 
@@ -57,7 +57,7 @@ SOURCE = "service"
 """The source of deliveries of callers."""
 
 
-class Telling:
+class ItemReporter:
     """Reports items and their answers to hooks."""
 
     def __init__(self, hooks: Hooks) -> None:

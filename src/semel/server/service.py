@@ -16,8 +16,8 @@ from semel.runtime.generators import adrive
 from semel.server import tokens
 from semel.server.auth import Caller, caller_for, permit
 from semel.server.growth import Growth, RenewalLimit
-from semel.server.limits import PAYER, ROUTE, Believed, Buckets, Costs, LiveClaims, account_of, retry_after
-from semel.server.metrics import Metrics, Telling
+from semel.server.limits import PAYER, ROUTE, AnswerCache, Buckets, Costs, LiveClaims, account_of, retry_after
+from semel.server.metrics import ItemReporter, Metrics
 from semel.server.moved import MoveCheck
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
@@ -64,7 +64,7 @@ class Service:
         self.metrics: Metrics = Metrics()
         told = Hooks((self.metrics, *hooks))
         self.runtime: Runtime = Runtime(native, owned=True, hooks=told)
-        self._tell = Telling(told)
+        self._tell = ItemReporter(told)
         self.draining: bool = False
         self.needs_token: bool = True
         self.failure: SemelError | None = None
@@ -100,9 +100,9 @@ class Service:
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
         """The first token, created because the store never had one; shown once."""
-        self._tokens: Believed[Token] = Believed(TOKEN_LIVE_S, TOKENS_MAX, clock)
-        self._sessions: Believed[str] = Believed(TOKEN_LIVE_S, TOKENS_MAX, clock)
-        self._uses: Believed[bool] = Believed(tokens.USE_EVERY_US / 1e6, TOKENS_MAX, clock)
+        self._tokens: AnswerCache[Token] = AnswerCache(TOKEN_LIVE_S, TOKENS_MAX, clock)
+        self._sessions: AnswerCache[str] = AnswerCache(TOKEN_LIVE_S, TOKENS_MAX, clock)
+        self._uses: AnswerCache[bool] = AnswerCache(tokens.USE_EVERY_US / 1e6, TOKENS_MAX, clock)
         self._noting: set[asyncio.Task[None]] = set()
         self._modes: dict[tuple[str, str], Mode] = {}
 
@@ -193,7 +193,7 @@ class Service:
         token = await self._ask_cached(self._tokens, token_id, tokens.lookup(token_id))
         return None if token is None or token.is_over(time.time_ns() // 1000) else token
 
-    async def _ask_cached(self, believed: Believed[V], name: str, asking: tokens.Asking) -> V | None:
+    async def _ask_cached(self, believed: AnswerCache[V], name: str, asking: tokens.Asking) -> V | None:
         """Return the store's answer, cached for a short time."""
         if believed.knows(name):
             return believed[name]

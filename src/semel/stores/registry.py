@@ -6,15 +6,13 @@ Third parties add a scheme by an entry point in the group `semel.stores`: a func
 from collections.abc import Callable
 from importlib import import_module
 from threading import Lock
-from typing import TypeAlias
 
-from semel.core.protocols import AsyncStore, Store
+from semel.core.protocols import AnyStore
 from semel.errors import StoreUnknown
 from semel.stores.memory.store import MemoryStore
 
 __all__ = ["store_for"]
 
-AnyStore: TypeAlias = Store | AsyncStore
 
 _BUILT_IN: dict[str, str] = {
     "memory": "semel.stores.registry:memory",

@@ -175,7 +175,7 @@ class Dedup:
         return RocksIndexes(self._state, self.window_us)
 
     def close(self) -> None:
-        """Leave the group and close the index. What was received and not committed goes to the next owner."""
+        """Leave the group and close the index. The next owner gets the records that were received and not committed."""
         member, self._member = self._member, None
         if member is None:
             return
@@ -253,7 +253,7 @@ class Dedup:
 
         Raises `SourceRefused` or `Fenced` if repeating cannot help.
         """
-        member = self._opened()
+        member = self._require_member()
         if self._pending is not None:
             raise UsageError("the last batch is not committed; call commit(batch) before receive()")
         if not self._is_writable():
@@ -301,7 +301,7 @@ class Dedup:
         `outputs`: written instead of the first records. Returns `False` if the transaction was not committed, as far as
         is known: the same records are received again, unless another instance has them now. Nothing is lost or doubled.
         """
-        member = self._opened()
+        member = self._require_member()
         if batch is not self._pending and batch.parts:
             raise UsageError("commit() takes the batch of the last receive()")
         self._pending = None
@@ -377,7 +377,7 @@ class Dedup:
                 batch = self.receive(wait_s)
                 if batch.parts:
                     self.commit(batch)
-                elif self._until_idle and self._opened().caught_up:
+                elif self._until_idle and self._require_member().caught_up:
                     break
                 on_step()
 
@@ -403,7 +403,7 @@ class Dedup:
             index_bytes=sum(each.index.size_bytes() for each in partitions if each.index is not None),
         )
 
-    def _opened(self) -> GroupMember:
+    def _require_member(self) -> GroupMember:
         if self._member is None:
             raise UsageError("it is not open; use it in a with block, or call open()")
         return self._member

@@ -102,7 +102,7 @@ def examine_dedup(
         name=name,
         source=plan.source,
         marks=plan.marks,
-        partitions={each: facts.partitions[each] for each in _named(plan) if each in facts.partitions},
+        partitions={each: facts.partitions[each] for each in _topic_names(plan) if each in facts.partitions},
         started=started,
         kept_us=_kept_us(facts, plan.marks) if started else None,
         repartitioned=repartitioned,
@@ -118,7 +118,7 @@ def examine_dedup(
     )
 
 
-def _named(plan: TopicPlan) -> tuple[str, ...]:
+def _topic_names(plan: TopicPlan) -> tuple[str, ...]:
     return (plan.source, plan.marks, *plan.outputs)
 
 
@@ -149,7 +149,7 @@ def _members(client: dict[str, Any], group: str, topic: str) -> int:
 
 
 def _of_topics(plan: TopicPlan, facts: TopicFacts) -> Iterator[Weakness]:
-    for name in _named(plan):
+    for name in _topic_names(plan):
         if name not in facts.partitions:
             continue
         settings, copies = facts.settings[name], facts.copies[name]

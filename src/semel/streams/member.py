@@ -179,7 +179,7 @@ class GroupMember:
         return OFFSET_BEGINNING if self._options.start == "earliest" else OFFSET_END
 
     def rewind(self, partitions: Sequence[StreamPartition]) -> None:
-        """Let partitions arrive once more: what was received and not committed is received again."""
+        """Let partitions arrive once more: records that were received and not committed are received again."""
         ours = [each for each in partitions if self.partitions.get(each.number) is each]
         if ours:
             self._consumer.pause([TopicPartition(self.topic, each.number) for each in ours])

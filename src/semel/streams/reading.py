@@ -98,15 +98,17 @@ def time_reader_for(time: str | None) -> TimeOfRecord | None:
     if time is None:
         return None
     if time == RECORD_TIME:
-        return _checked(lambda record: record.timestamp()[1], RECORD_TIME)
+        return _check_times(lambda record: record.timestamp()[1], RECORD_TIME)
     if time.startswith(HEADER):
         name = _header_name(time)
-        return _checked(lambda record: HeaderIndex(record.headers() or ()).get(name), f"the header {name}")
+        return _check_times(
+            lambda record: HeaderIndex(record.headers() or ()).get(name), f"the header {name}"
+        )
     segments = parse(time)
-    return _checked(lambda record: walk(json_body(record.value()), segments), f"{time!r} in the body")
+    return _check_times(lambda record: walk(json_body(record.value()), segments), f"{time!r} in the body")
 
 
-def _checked(read: Callable[[Any], object], where: str) -> TimeOfRecord:
+def _check_times(read: Callable[[Any], object], where: str) -> TimeOfRecord:
     def read_checked(record: Any) -> int:
         try:
             at_us = parse_time_us(read(record))

@@ -122,7 +122,7 @@ def _prepare(admin: AdminClient, plan: TopicPlan, *, dry_run: bool, of_source: b
         raise SourceRefused(f"there is no topic {plan.source}; create it first")
     partitions = len(known[plan.source].partitions)
     copies = _copies(known[plan.source])
-    wanted = list(_wanted(plan, partitions, copies))
+    wanted = list(_planned_topics(plan, partitions, copies))
     missing = [each for each in wanted if each.topic not in known]
     if missing and not dry_run:
         _create(admin, missing)
@@ -150,7 +150,7 @@ def _copies(topic: Any) -> int:
     return min(len(each.replicas) for each in topic.partitions.values())
 
 
-def _wanted(plan: TopicPlan, partitions: int, copies: int) -> Iterator[NewTopic]:
+def _planned_topics(plan: TopicPlan, partitions: int, copies: int) -> Iterator[NewTopic]:
     for name in dict.fromkeys(plan.outputs):
         yield NewTopic(name, partitions, copies)
     if plan.dead:

@@ -145,7 +145,7 @@ class TransactionRecords:
 
 
 class TransactionWriter:
-    """A transactional producer, made anew when the end of a transaction is not known."""
+    """A transactional producer, replaced by a new one when the end of a transaction is not known."""
 
     def __init__(
         self, client: Mapping[str, Any], transactional_id: str, transaction_s: float, batch_bytes_max: int

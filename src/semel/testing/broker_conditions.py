@@ -18,7 +18,7 @@ from semel.errors import Fenced, SourceRefused, UsageError
 from semel.observe.probes import SourceFacts
 from semel.policy import Policy
 from semel.stores.memory.store import MemoryStore
-from semel.testing.broker_scene import WITHIN_S, Broker, Reports, Scene, Sent, sent
+from semel.testing.broker_scene import WITHIN_S, Broker, Reports, Scene, Sent, messages_of
 from semel.testing.contract.harness import check, equal
 
 __all__ = ["CONDITIONS", "Condition", "Conditions", "CutOffBroker", "TombstonePolicy"]
@@ -175,7 +175,7 @@ async def an_outage_is_reported_once_and_a_stop_is_quick(suite: Conditions) -> N
         runner = Runner(source, _nothing, once=once)
         with Reports() as reports:
             task = asyncio.create_task(runner.run())
-            await _reported(reports)
+            await _wait_for_report(reports)
             await asyncio.sleep(QUIET_S)
             equal(len(reports.lines), 1, f"lines about the outage: {reports.lines}")
             check(source.name in reports.lines[0], f"the line names the source: {reports.lines[0]}")
@@ -202,7 +202,7 @@ async def an_outage_in_the_middle_is_reported_and_loses_nothing(suite: Condition
             async with _in_the_middle(scene) as (runner, _):
                 name = runner.source.name
                 await broker.cut_off()
-                await _reported(reports)
+                await _wait_for_report(reports)
                 await asyncio.sleep(QUIET_S)
                 equal(len(reports.of(name)), 1, f"lines about the outage: {reports.lines}")
                 await broker.reconnect()
@@ -219,7 +219,7 @@ async def _stop_in_an_outage(broker: CutOffBroker, break_it: Callable[[], Awaita
     with Reports() as reports:
         async with _in_the_middle(scene) as (runner, task):
             await break_it()
-            await _reported(reports)
+            await _wait_for_report(reports)
             runner.stop()
             _check_stop(await _count_ticks(asyncio.shield(task)), runner.source.name)
     await broker.reconnect()
@@ -267,7 +267,7 @@ async def _in_the_middle(scene: Scene) -> Any:
         await asyncio.sleep(HANDLER_S)
         await scene.note(message)
 
-    await scene.broker.send(sent(*KEYS))
+    await scene.broker.send(messages_of(*KEYS))
     source = scene.broker.source(deadline_s=1.0)
     async with scene.running(slow, source=source, concurrency=2, batch=10) as runner:
         async with asyncio.timeout(WITHIN_S):
@@ -276,7 +276,7 @@ async def _in_the_middle(scene: Scene) -> Any:
         yield runner, scene.task
 
 
-async def _reported(reports: Reports) -> None:
+async def _wait_for_report(reports: Reports) -> None:
     """Wait for the first line, in ticks of this event loop: to load a client library may take a busy computer long."""
     for _ in range(round(REPORTED_WITHIN_S / TICK_S)):
         if reports.first.is_set():
@@ -329,7 +329,7 @@ async def a_member_that_is_replaced_ends_with_the_reason(suite: Conditions) -> N
         async with _client() as once:
             first, second = (Runner(source, handler, once=once) for source in suite.same_members(broker))
             older = asyncio.create_task(first.run())
-            await broker.send(sent("a"))
+            await broker.send(messages_of("a"))
             async with asyncio.timeout(WITHIN_S):
                 while not ran:  # noqa: ASYNC110 - a handler has no event
                     await asyncio.sleep(HANDLER_S)
@@ -362,7 +362,7 @@ async def a_missing_place_for_dead_letters_is_made_or_refused_at_the_start(suite
     broker = await suite.without_dead_letter_place()
     scene = Scene(broker)
     try:
-        await broker.send(sent("a"))
+        await broker.send(messages_of("a"))
         try:
             async with scene.running(_fail, once=scene.client(policy=GIVE_UP)) as runner:
                 await scene.wait_until_settled_or(lambda: runner.stopping)
@@ -385,7 +385,7 @@ async def a_place_for_dead_letters_that_is_removed_later_loses_nothing(suite: Co
         raise ValueError("never")
 
     try:
-        await broker.send(sent("a"))
+        await broker.send(messages_of("a"))
         async with scene.running(fail_without_place, once=scene.client(policy=GIVE_UP)) as runner:
             await scene.wait_until_settled_or(lambda: runner.counts.stuck > 0)
         if not await broker.count_unsettled():

@@ -12,8 +12,8 @@ Scenarios about outages, refusals, members, dead-letter places and probes need m
 `broker_conditions.Conditions` that the broker has something for. A scenario that cannot happen on a broker is named in
 `not_applicable` with the reason, and is listed by pytest under that reason; nothing is left out silently.
 
-What only one broker has is tested with that broker: the committed offsets and transactions of Kafka, the trimming of
-Redis streams, the message groups of SQS. So is what needs processes that are killed, and the exit codes of `semel
+Features of one broker are tested with that broker: the committed offsets and transactions of Kafka, the trimming of
+Redis streams, the message groups of SQS. So are scenarios that kill processes, and the exit codes of `semel
 consume` (78 for the errors `SourceRefused` and `Fenced`, which the scenarios expect of the runner).
 """
 
@@ -29,7 +29,16 @@ from semel.client.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations, broker_probes
 from semel.testing.broker_conditions import CONDITIONS, Conditions, CutOffBroker
-from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
+from semel.testing.broker_scene import (
+    SCENARIOS,
+    WITHIN_S,
+    Broker,
+    Scene,
+    Sent,
+    messages_of,
+    needs_order,
+    scenario,
+)
 from semel.testing.contract.harness import check, equal
 
 __all__ = [
@@ -57,7 +66,7 @@ LOOKS_MAX = 5
 async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
     """A batch of new messages."""
     keys = [f"k{n}" for n in range(50)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(messages_of(*keys))
     async with scene.running():
         await scene.wait_until_settled()
     equal(sorted(scene.ran), sorted(keys), "handled keys")
@@ -66,10 +75,10 @@ async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
 @scenario
 async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
     """The producer sent it again."""
-    await scene.broker.send(sent("a", "b"))
+    await scene.broker.send(messages_of("a", "b"))
     async with scene.running():
         await scene.wait_until_settled()
-        await scene.broker.send(sent("a", "a"))
+        await scene.broker.send(messages_of("a", "a"))
         await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b"], "handled keys")
 
@@ -93,7 +102,7 @@ async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
 async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     """A consumer dies with messages in hand."""
     keys = ["a", "b", "c"]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(messages_of(*keys))
     await scene.deliver_to_the_dead(len(keys))
     async with scene.running(source=scene.broker.source(deadline_s=1.0)):
         await scene.wait_until_settled()
@@ -108,7 +117,7 @@ async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
     async def handler(_message: Arrival) -> None:
         held.append(await scene.broker.count_unsettled())
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     async with scene.running(handler):
         await scene.wait_until_settled()
     equal(held, [1], "messages that the broker held while the handler ran")
@@ -123,7 +132,7 @@ async def a_failed_handler_is_tried_again(scene: Scene) -> None:
         if scene.ran != ["a", "a", "a"]:
             raise RuntimeError("not yet")
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     async with scene.running(handler):
         await scene.wait_until_settled()
     equal(scene.ran, ["a", "a", "a"], "handled keys")
@@ -139,7 +148,7 @@ async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
         if len(counts) < LOOKS_MAX:
             raise RuntimeError("not yet")
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     async with scene.running(handler):
         await scene.wait_until_settled()
     check(counts in ([0] * LOOKS_MAX, list(range(1, LOOKS_MAX + 1))), f"deliveries are counted: {counts}")
@@ -154,7 +163,7 @@ async def poison_goes_to_the_dead_letters_with_its_headers(scene: Scene) -> None
             raise ValueError("naïve\nlines")
         await scene.note(message)
 
-    await scene.broker.send([*sent("a", "b"), Sent("bad", b"bad"), *sent("c")])
+    await scene.broker.send([*messages_of("a", "b"), Sent("bad", b"bad"), *messages_of("c")])
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once):
         await scene.wait_until_settled()
@@ -189,7 +198,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
         raise ValueError("never")
 
     source.dead_letter = watch  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     async with scene.running(handler, once=once, source=source):
         await scene.wait_until_settled()
     record = await once.records.lookup("a")
@@ -217,7 +226,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
             raise RuntimeError("not yet")
 
     source.receive = watch  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     once = scene.client(policy=Policy(retry_delay_s=1.0))
     async with scene.running(handler, once=once, source=source):
         await scene.wait_until_settled()
@@ -232,7 +241,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
 @scenario
 async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None:
     """No key is ever invented."""
-    await scene.broker.send([Sent("", b"nobody"), *sent("a")])
+    await scene.broker.send([Sent("", b"nobody"), *messages_of("a")])
     async with scene.running():
         await scene.wait_until_settled()
     equal(scene.ran, ["a"], "handled keys")
@@ -259,7 +268,7 @@ async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) ->
     once = scene.client(lease="700ms")
     claim = await once.claim("a")
     check(isinstance(claim, Claimed), "the other worker has the claim")
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     async with scene.running(once=once) as runner:
         await scene.wait_until_settled()
     equal(scene.ran, ["a"], "handled keys")
@@ -274,7 +283,7 @@ async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
         await scene.note(message)
         await asyncio.sleep(3.5)  # real time: three of the broker's deadlines, which it measures itself
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     async with scene.running(handler, source=scene.broker.source(deadline_s=1.0)) as runner:
         await scene.wait_until_settled()
     equal(scene.ran, ["a"], "handled keys")
@@ -294,7 +303,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
         await scene.note(message)
 
     keys = [f"k{n}" for n in range(8)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(messages_of(*keys))
     once = scene.client()
     source = scene.broker.source(deadline_s=5.0)
     async with scene.running(slow, once=once, source=source, batch=2, concurrency=2) as runner:
@@ -314,7 +323,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
 async def two_runners_share_the_work(scene: Scene) -> None:
     """Two consumers of one group."""
     keys = [f"k{n}" for n in range(60)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(messages_of(*keys))
     once = scene.client()
     async with scene.running(once=once, batch=5), scene.running(once=once, batch=5):
         await scene.wait_until_settled()
@@ -335,7 +344,7 @@ async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
 
     lanes = ("x", "y")
     await scene.broker.send(
-        [each for n in range(6) for lane in lanes for each in sent(f"{lane}{n}", lane=lane)]
+        [each for n in range(6) for lane in lanes for each in messages_of(f"{lane}{n}", lane=lane)]
     )
     async with scene.running(handler, order=True):
         await scene.wait_until_settled()

@@ -13,7 +13,7 @@ from semel.client.claims import Claimed
 from semel.errors import MessageTooLarge, SourceUnavailable
 from semel.observe.counters import CounterHook
 from semel.policy import Policy
-from semel.testing.broker_scene import WITHIN_S, Scene, scenario, sent
+from semel.testing.broker_scene import WITHIN_S, Scene, messages_of, scenario
 from semel.testing.contract.harness import check, equal
 from semel.types import Delivery
 
@@ -37,7 +37,7 @@ async def _wait_until(condition: Callable[[], object]) -> None:
 async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **options: Any) -> None:
     """Stop a runner while handlers run. No further handler starts, and the runner ends in time."""
     keys = [f"k{n:03}" for n in range(MESSAGES)]
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(messages_of(*keys))
     source = scene.broker.source(deadline_s=5.0)
     nack, nacks = source.nack, 0
 
@@ -148,7 +148,7 @@ async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: 
 
 async def _send_to_the_dead(scene: Scene, keys: list[str], hang: Any, once: Any) -> None:
     """Send messages and deliver them to a worker that dies before it acknowledges them."""
-    await scene.broker.send(sent(*keys))
+    await scene.broker.send(messages_of(*keys))
     got = await scene.deliver_to_the_dead(len(keys))
     # If the broker counts no deliveries, a runner records each attempt that it starts.
     if not got[0].deliveries:
@@ -172,7 +172,7 @@ async def a_dead_letter_carries_the_last_error_of_the_handler(scene: Scene) -> N
         await scene.note(message)
         raise RuntimeError(f"no, number {len(scene.ran)}")
 
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     once = scene.client(policy=Policy(max_attempts=2, retry_delay_s=0.05))
     async with scene.running(handler, once=once):
         await scene.wait_until_settled()
@@ -213,7 +213,7 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
         raise ValueError("never")
 
     source.dead_letter = refuse  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     once = scene.client(policy=Policy(max_attempts=1, retry_delay_s=0.05))
     logging.getLogger("semel.runner").addHandler(log)
     try:
@@ -248,7 +248,7 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
         raise ValueError("never")
 
     source.dead_letter = small  # type: ignore[method-assign]
-    await scene.broker.send(sent("a"))
+    await scene.broker.send(messages_of("a"))
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once, source=source):
         await scene.wait_until_settled()
@@ -266,7 +266,7 @@ async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
     once = scene.client(lease="400ms", hooks=[tally])
     claims = [await scene.client(lease="400ms").claim(key) for key in ("a", "b")]
     check(all(isinstance(claim, Claimed) for claim in claims), "the other worker has the claims")
-    await scene.broker.send(sent("a", "a", "b", "c"))
+    await scene.broker.send(messages_of("a", "a", "b", "c"))
     async with scene.running(once=once) as runner:
         await scene.wait_until_settled()
     equal(sorted(scene.ran), ["a", "b", "c"], "handled keys")

@@ -7,7 +7,7 @@ from semel.errors import SourceRefused
 from semel.observe.doctor import of_source
 from semel.observe.probes import of_patience, window_warnings
 from semel.testing.broker_conditions import Conditions, condition
-from semel.testing.broker_scene import Scene, sent
+from semel.testing.broker_scene import Scene, messages_of
 from semel.testing.contract.harness import check, equal
 
 __all__: list[str] = []
@@ -27,7 +27,7 @@ async def a_probe_reads_and_changes_nothing(suite: Conditions) -> None:
         counts.append(message.deliveries)
 
     try:
-        await broker.send(sent("a", "b"))
+        await broker.send(messages_of("a", "b"))
         facts = await suite.probe(broker)
         equal(facts.name, broker.source().name, "the name of the source")
         equal(await broker.count_unsettled(), 2, "messages of the broker")

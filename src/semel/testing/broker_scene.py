@@ -27,9 +27,9 @@ __all__ = [
     "Scenario",
     "Scene",
     "Sent",
+    "messages_of",
     "needs_order",
     "scenario",
-    "sent",
 ]
 
 WITHIN_S = 60.0
@@ -158,7 +158,7 @@ def needs_order(run: Scenario) -> Scenario:
     return run
 
 
-def sent(*keys: str, lane: str = "") -> list[Sent]:
+def messages_of(*keys: str, lane: str = "") -> list[Sent]:
     """Return messages whose bodies are their keys."""
     return [Sent(key, key.encode(), lane) for key in keys]
 

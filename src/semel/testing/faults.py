@@ -27,7 +27,7 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.core.protocols import Capabilities, Listener, Store
+from semel.core.protocols import Store, StoreWrapper
 from semel.errors import StoreUnavailable
 from semel.runtime.generators import drive
 from semel.testing import ManualClock
@@ -166,34 +166,12 @@ def _silence(command: Any, answer: Any = None) -> Any:
     return Unavailable(StoreUnavailable("no answer"))
 
 
-class TrapStore:
+class TrapStore(StoreWrapper):
     """A store that calls `trap(point)` before and after claims and marks, and before and after settles."""
 
     def __init__(self, store: Store, trap: Callable[[Point], None]) -> None:
-        self._store = store
+        super().__init__(store)
         self._trap = trap
-
-    @property
-    def name(self) -> str:
-        """The name of the wrapped store."""
-        return self._store.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the wrapped store."""
-        return self._store.capabilities
-
-    def open(self) -> None:
-        """Open the wrapped store."""
-        self._store.open()
-
-    def close(self) -> None:
-        """Close the wrapped store."""
-        self._store.close()
-
-    def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Watch the wrapped store."""
-        return self._store.watch(listener)
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Send to the wrapped store, and call `trap` before and after."""

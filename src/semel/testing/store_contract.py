@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from semel.core.protocols import AsyncStore, Capabilities, Store
+from semel.core.protocols import AnyStore, AsyncStore, Capabilities, Store
 from semel.testing import ManualClock
 from semel.testing.contract import (
     batches,
@@ -37,7 +37,7 @@ from semel.testing.contract import (
 )
 from semel.testing.contract.harness import SCENARIOS, Need, Scenario, equal
 from semel.testing.contract.harness import check as require
-from semel.testing.contract.running import AnyStore, Harness, arun, run
+from semel.testing.contract.running import Harness, arun, run
 
 __all__ = [
     "PARTS",

@@ -15,11 +15,11 @@ import pytest
 
 import semel
 from semel.core.commands import Claim, Granted, Known, Settle
+from semel.core.protocols import AnyStore
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores.postgres import PostgresStore, from_url
 from semel.testing import ManualClock, store_contract
 from semel.testing.contract.harness import Scenario
-from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from semel.types import Busy, Done
 from tests.services import pgbouncer, postgres

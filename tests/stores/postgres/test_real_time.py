@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from semel.core.protocols import AnyStore
 from semel.testing import store_contract
 from semel.testing.contract.harness import Scenario
-from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from tests.stores.postgres import places
 

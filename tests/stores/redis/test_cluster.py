@@ -246,7 +246,7 @@ def test_a_batch_goes_on_where_a_node_does_not_answer(
         lost = store._core.map.masters[0]
         here = tuple(("127.0.0.1", 1) if node == lost else node for node in store._core.map.buckets)
         whole = store._core.map
-        store._core.map = server_checks.Map(whole.masters, here)
+        store._core.map = server_checks.ClusterMap(whole.masters, here)
         monkeypatch.setattr(store._core, "locate_steps", nothing)
         claims = [claim(f"key {number}") for number in range(200)]
         answers = store.send(claims)

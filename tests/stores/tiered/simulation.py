@@ -13,8 +13,8 @@ from semel.core.commands import Claim, Forget, Granted, Item, Known, Settle
 from semel.stores.bloom import Bloom
 from semel.stores.memory.store import MemoryStore
 from semel.stores.tiered import MemoryCache, TieredStore
-from semel.stores.tiered.protocols import Copy, Put
-from semel.stores.tiered.rules import Fact, Tier, Wanted
+from semel.stores.tiered.protocols import Copy, CopyWrite
+from semel.stores.tiered.rules import CommittedAnswer, Tier, WantedKey
 from semel.testing import ManualClock
 from semel.types import Completed, Forgotten
 
@@ -172,14 +172,14 @@ class Day:
 # --- what must be caught ------------------------------------------------------------------------
 
 
-def _done(each: Wanted) -> Copy:
+def _done(each: WantedKey) -> Copy:
     return Copy("done", 1, 1, 1, b"r")
 
 
 class BloomPositiveIsDuplicate(Tier):
     """Whatever the filter says maybe to is answered."""
 
-    def _look(self, wanted: list[Wanted]) -> Any:
+    def _look(self, wanted: list[WantedKey]) -> Any:
         for each in wanted:
             each.copy = _done(each) if each.maybe else None
         return iter(())
@@ -188,17 +188,17 @@ class BloomPositiveIsDuplicate(Tier):
 class CacheBeforeCommit(Tier):
     """The copy is written when the work begins."""
 
-    def _fact(self, each: Wanted, items: Any, answers: Any) -> Fact | None:
+    def _fact(self, each: WantedKey, items: Any, answers: Any) -> CommittedAnswer | None:
         found = super()._fact(each, items, answers)
         if isinstance(answers[each.position], Granted):
-            return Fact(each.digest, _done(each), WINDOW_US)
+            return CommittedAnswer(each.digest, _done(each), WINDOW_US)
         return found
 
 
 class CacheMissIsNew(Tier):
     """What the cache does not know is new, without the truth being asked."""
 
-    def _rest(self, items: Any, wanted: list[Wanted], answers: Any) -> Any:
+    def _rest(self, items: Any, wanted: list[WantedKey], answers: Any) -> Any:
         _, positions, asked = super()._rest(items, wanted, answers)
         for each in wanted:
             if each.copy is None and each.position in positions:
@@ -210,7 +210,7 @@ class CacheMissIsNew(Tier):
 class BloomNegativeIsNew(Tier):
     """What the filter never saw is new, without the truth being asked."""
 
-    def _rest(self, items: Any, wanted: list[Wanted], answers: Any) -> Any:
+    def _rest(self, items: Any, wanted: list[WantedKey], answers: Any) -> Any:
         _, positions, asked = super()._rest(items, wanted, answers)
         for each in wanted:
             if not each.maybe and each.position in positions:
@@ -233,7 +233,10 @@ class NoEpoch(MemoryCache):
         now = self.stamp(b"")
         assert now is not None
         return super().put(
-            [Put(put.digest, put.copy, type(now)(now.epoch, put.stamp.at_us), put.rest_us) for put in puts],
+            [
+                CopyWrite(put.digest, put.copy, type(now)(now.epoch, put.stamp.at_us), put.rest_us)
+                for put in puts
+            ],
             counts,
         )
 

@@ -307,7 +307,7 @@ class TransactionClaims:
         for piece in gone if reporter.listens else ():
             if piece.leader is not None and piece.delivery is not None:
                 items = deliver.items_of(self._once)
-                record_id, delivery = items.id(piece.delivery.key), items.typed(piece.delivery)
+                record_id, delivery = items.id(piece.delivery.key), items.with_event_type(piece.delivery)
                 reporter.report_copy(record_id, handler, delivery, Done(None, replayed=True), parks=False)
 
     def lose(self, pieces: Sequence[Piece]) -> None:

@@ -20,8 +20,8 @@ from semel.brokers.kafka.options import KafkaOptions, place_of
 from semel.brokers.kafka.sending import CONFIRM_S, PATTERN, DeadTopics, Sender
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
-from semel.runtime.daemon_thread import DaemonThread
 from semel.runtime.process import asyncio
+from semel.runtime.tasks import DaemonThread
 
 __all__ = ["CALL_S", "KafkaSource", "RecordPosition", "from_url", "topics_of"]
 

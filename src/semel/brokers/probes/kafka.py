@@ -16,7 +16,7 @@ from semel.brokers.source import no_answer
 from semel.errors import UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
-from semel.runtime.daemon_thread import call_in_daemon_thread
+from semel.runtime.tasks import call_in_daemon_thread
 
 ASK_S = 10.0
 

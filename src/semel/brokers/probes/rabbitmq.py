@@ -18,7 +18,7 @@ from semel.brokers.source import no_answer
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
-from semel.runtime.daemon_thread import call_in_daemon_thread
+from semel.runtime.tasks import call_in_daemon_thread
 
 CONSUMER_TIMEOUT_S = 1800.0
 """The server's default for how long it waits for an ack before it closes the channel."""

@@ -36,7 +36,7 @@ def connect(folder: Path, memory_bytes: int) -> Any:
         raise CommandExit(f"semel audit needs an extra: {install_command('audit')}", USAGE) from None
     connection = duckdb.connect(str(folder / "audit.duckdb"))
     connection.execute(f"SET memory_limit = '{memory_bytes // 2**20}MiB'")
-    connection.execute(f"SET temp_directory = '{_quoted(str(folder / 'spill'))}'")
+    connection.execute(f"SET temp_directory = '{_quote(str(folder / 'spill'))}'")
     connection.execute("SET preserve_insertion_order = false")
     connection.execute("SET TimeZone = 'UTC'")
     return connection
@@ -78,8 +78,8 @@ def relation_of(places: list[str], table: str, folder: Path) -> str:
             raise CommandExit(f"{table!r} is not a name of a table; use letters, digits and _", USAGE)
         copy = folder / "table.csv"
         _copy_table(places[0], table, copy)
-        shown = _quoted(f"{redact(places[0]).partition('?')[0]} {table}")
-        rows = f"read_csv('{_quoted(str(copy))}', header = true, all_varchar = true)"
+        shown = _quote(f"{redact(places[0]).partition('?')[0]} {table}")
+        rows = f"read_csv('{_quote(str(copy))}', header = true, all_varchar = true)"
         return f"(SELECT *, '{shown}' AS filename FROM {rows})"  # noqa: S608 - quoted
     files: list[str] = []
     for place in places:
@@ -97,14 +97,14 @@ def relation_of(places: list[str], table: str, folder: Path) -> str:
         raise CommandExit(
             f"{kind or files[0]} is not known; audit reads {', '.join(_READERS)} and tables", USAGE
         )
-    return _READERS[kind].format(files="[" + ", ".join(f"'{_quoted(each)}'" for each in files) + "]")
+    return _READERS[kind].format(files="[" + ", ".join(f"'{_quote(each)}'" for each in files) + "]")
 
 
 def _kind(file: str) -> str:
     return Path(file.removesuffix(".gz")).suffix.lower()
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text.replace("'", "''")
 
 

@@ -15,7 +15,7 @@ from semel.types import Delivery
 
 __all__ = [
     "SIZES",
-    "Crowd",
+    "AsyncBenchClient",
     "Measure",
     "claiming",
     "marking",
@@ -111,7 +111,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Crowd:
+class AsyncBenchClient:
     """An async client in an event loop of its own, for many callers at once."""
 
     def __init__(self, client: AsyncSemel) -> None:
@@ -179,7 +179,9 @@ def measures(scratch: Scratch) -> Iterator[list[Measure]]:
                 client.open(scratch.target, consumer="marks", mode="mark", window=WINDOW)
             )
             leases = stack.enter_context(client.open(scratch.target, consumer="leases", window=WINDOW))
-            crowd = stack.enter_context(Crowd(client.aopen(scratch.target, consumer="crowd", window=WINDOW)))
+            crowd = stack.enter_context(
+                AsyncBenchClient(client.aopen(scratch.target, consumer="crowd", window=WINDOW))
+            )
         singles = [
             ("run, one by one", running(leases, SINGLES)),
             (f"run, {CALLERS} at once", crowd.running(CALLERS, CALLERS * 2)),

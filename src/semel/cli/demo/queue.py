@@ -14,11 +14,11 @@ __all__ = [
     "Deliver",
     "DemoPlan",
     "Go",
-    "Hit",
     "Mode",
     "Nack",
     "Phase",
     "Ready",
+    "WorkerFault",
     "draw",
     "from_queue",
     "from_worker",
@@ -99,7 +99,7 @@ PAUSES: dict[Mode, tuple[Phase, ...]] = {
 """Where workers are stopped until their lease is over."""
 
 
-class Hit(Struct, frozen=True):
+class WorkerFault(Struct, frozen=True):
     """One kill or pause of the worker that handles an event."""
 
     kind: Literal["kill", "pause"]
@@ -112,7 +112,7 @@ class DemoPlan(Struct):
     events: list[str]
     sent: list[str]
     """Every event at least once, in the order of sending."""
-    hits: dict[str, list[Hit]]
+    hits: dict[str, list[WorkerFault]]
     """By event, in the order of the phases."""
     ack_lost: random.Random
     """Decides which acknowledgements are lost."""
@@ -135,14 +135,16 @@ def draw(mode: Mode, seed: int, events: int, kills: int) -> DemoPlan:
     struck = [PHASES[number % len(PHASES)] for number in range(kills)]
     rng.shuffle(struck)
     free = rng.sample(names, len(names))
-    hits: dict[str, list[Hit]] = {}
+    hits: dict[str, list[WorkerFault]] = {}
     for phase in struck:
         # An event is committed once, so it can be hit once in that phase; in other phases again.
-        again = [name for name in hits if phase != "committed" or Hit("kill", phase) not in hits[name]]
+        again = [
+            name for name in hits if phase != "committed" or WorkerFault("kill", phase) not in hits[name]
+        ]
         name = rng.choice(again) if again and (not free or rng.random() < AGAIN) else free.pop()
-        hits.setdefault(name, []).append(Hit("kill", phase))
+        hits.setdefault(name, []).append(WorkerFault("kill", phase))
     for phase in PAUSES[mode]:
-        hits.setdefault(free.pop() if free else rng.choice(names), []).append(Hit("pause", phase))
+        hits.setdefault(free.pop() if free else rng.choice(names), []).append(WorkerFault("pause", phase))
     for struck_here in hits.values():
         struck_here.sort(key=lambda hit: (PHASES.index(hit.phase), hit.kind))
     return DemoPlan(names, [name for _, name in sorted(at)], hits, random.Random(rng.random()))  # noqa: S311

@@ -19,11 +19,11 @@ from semel.cli.demo.queue import (
     Deliver,
     DemoPlan,
     Go,
-    Hit,
     Mode,
     Nack,
     Phase,
     Ready,
+    WorkerFault,
     from_worker,
 )
 from semel.cli.demo.worker import LEASE_S, DemoFolder, Order
@@ -65,7 +65,7 @@ class DemoProgress(Struct):
     """One sign per worker: running, waiting to be killed, or stopped."""
 
 
-class Crewman(Struct):
+class DemoWorker(Struct):
     """One worker as the queue sees it."""
 
     pid: int
@@ -94,7 +94,7 @@ class Storm:
         self._step = step
         self._queue = RedeliveryQueue(plan.sent)
         self._selector = selectors.DefaultSelector()
-        self._crew: dict[int, Crewman] = {}
+        self._crew: dict[int, DemoWorker] = {}
         self._cut_off: set[str] = set()
         self._attempts: set[tuple[str, int]] = set()
         self._complaint = ""
@@ -133,10 +133,10 @@ class Storm:
 
     def _start(self) -> None:
         pid, end = self._nursery.start(Order(str(self._folder), self.progress.mode))
-        self._crew[pid] = Crewman(pid, WorkerSocket(end, from_worker))
+        self._crew[pid] = DemoWorker(pid, WorkerSocket(end, from_worker))
         self._selector.register(end, selectors.EVENT_READ, pid)
 
-    def _end(self, man: Crewman) -> None:
+    def _end(self, man: DemoWorker) -> None:
         """Kill it with -9, which no handler can catch and which also ends stopped processes."""
         with suppress(ProcessLookupError):
             os.kill(man.pid, signal.SIGKILL)
@@ -145,7 +145,7 @@ class Storm:
         man.line.end.close()
         del self._crew[man.pid]
 
-    def _replace(self, man: Crewman) -> None:
+    def _replace(self, man: DemoWorker) -> None:
         self._end(man)
         self._queue.abandon(man.pid)
         self._start()
@@ -170,7 +170,7 @@ class Storm:
 
     # --- messages of workers ---
 
-    def _hear(self, man: Crewman) -> None:
+    def _hear(self, man: DemoWorker) -> None:
         try:
             for message in man.line.hear():
                 match message:
@@ -188,7 +188,7 @@ class Storm:
             self._complaint = "A worker ended by itself."
             self._replace(man)
 
-    def _on_arrival(self, man: Crewman, arrived: Arrived) -> None:
+    def _on_arrival(self, man: DemoWorker, arrived: Arrived) -> None:
         event = self._queue.events[arrived.number]
         self._note_attempt(event, arrived.attempt)
         if arrived.phase == "claimed":
@@ -209,12 +209,12 @@ class Storm:
         self.progress.kills[arrived.phase] += 1
         self._replace(man)
 
-    def _due(self, event: str, phase: Phase) -> Hit | None:
+    def _due(self, event: str, phase: Phase) -> WorkerFault | None:
         """Return the first remaining hit of this event if it is for this phase."""
         left = self._plan.hits.get(event)
         return left[0] if left and left[0].phase == phase else None
 
-    def _on_ack(self, man: Crewman, ack: Ack) -> None:
+    def _on_ack(self, man: DemoWorker, ack: Ack) -> None:
         event = self._queue.events[ack.number]
         man.in_hand.discard(ack.number)
         self._note_attempt(event, ack.attempt)
@@ -230,7 +230,7 @@ class Storm:
             self._queue.ack(ack.number)
         self.progress.acked = self.progress.messages - self._queue.left
 
-    def _on_nack(self, man: Crewman, nack: Nack) -> None:
+    def _on_nack(self, man: DemoWorker, nack: Nack) -> None:
         man.in_hand.discard(nack.number)
         if nack.lost:
             self.progress.hits[self._queue.events[nack.number]] += 1
@@ -257,7 +257,7 @@ class Storm:
         self._step(self.progress)
 
 
-def _say(man: Crewman, message: Deliver | Go) -> None:
+def _say(man: DemoWorker, message: Deliver | Go) -> None:
     """Send a message. The next read notices a worker that has ended."""
     with suppress(ConnectionError):
         man.line.say(message)

@@ -10,7 +10,7 @@ from semel.outbox.relay import Relay
 __all__ = ["start_relay", "stop_relay"]
 
 STOP_S = 5.0
-"""How long the end of the process waits for a broker's answers; what is unconfirmed stays in the outbox."""
+"""How long the end of the process waits for a broker's answers; unconfirmed messages stay in the outbox."""
 
 _log = logging.getLogger("semel")
 _lock = Lock()

@@ -13,7 +13,7 @@ from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRef
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, refusal, stretches, unavailable
-from semel.runtime.daemon_thread import DaemonThread
+from semel.runtime.tasks import DaemonThread
 from semel.runtime.urls import parse_url, read_options
 
 __all__ = ["KafkaSink", "from_url"]

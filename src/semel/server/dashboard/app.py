@@ -24,7 +24,7 @@ from semel.server.dashboard import (
     windows,
 )
 from semel.server.dashboard.auth import LoginNeeded, form_of, log_in, log_out
-from semel.server.dashboard.rendering import Sealed, asset, page
+from semel.server.dashboard.rendering import SecurityHeaders, asset, page
 from semel.server.dashboard.state import Dashboard
 from semel.server.problems import HttpProblem, problem_of
 
@@ -62,7 +62,7 @@ def create_pages(desk: Dashboard) -> Starlette:
             Route("/logout", logout, methods=["POST"]),
             *(route for each in PAGES for route in each.routes(desk)),
         ],
-        middleware=[Middleware(Sealed)],
+        middleware=[Middleware(SecurityHeaders)],
         exception_handlers={
             LoginNeeded: _to_login,
             HttpProblem: _problem,

@@ -78,7 +78,7 @@ class Letters(Struct, frozen=True):
 class DeadLetterReader:
     """Reads and replays the dead letters of the sources in the settings, and of those that heartbeats name.
 
-    Each use connects anew. `workers` returns the workers seen lately.
+    Each use opens a connection of its own. `workers` returns the workers seen lately.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DeadLetterReader:
     async def _read_one(self, number: int, url: str) -> SourceLetters:
         name = redact(url)
         try:
-            async with self._opened(url) as queue:
+            async with self._open_queue(url) as queue:
                 letters = await queue.look(LETTERS_MAX)
         except TimeoutError:
             return SourceLetters(number, name, trouble=f"no answer within {LOOK_S:g} s")
@@ -118,7 +118,7 @@ class DeadLetterReader:
         )
 
     @asynccontextmanager
-    async def _opened(self, url: str) -> AsyncIterator[DeadLetterQueue]:
+    async def _open_queue(self, url: str) -> AsyncIterator[DeadLetterQueue]:
         async with self._lock, asyncio.timeout(LOOK_S):
             source: Any = source_for(url)
             try:
@@ -155,7 +155,7 @@ class DeadLetterReader:
             raise HttpProblem(422, "invalid", "choose a source; load the page again if it was listed")
         done = refused = 0
         try:
-            async with self._opened(url) as queue:
+            async with self._open_queue(url) as queue:
                 for dead in await queue.look(LETTERS_MAX):
                     if _group_of(dead) != group:
                         continue

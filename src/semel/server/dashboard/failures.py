@@ -17,7 +17,7 @@ from semel.core.ids import is_own
 from semel.server.auth import permit
 from semel.server.dashboard.auth import Viewer, form_of
 from semel.server.dashboard.flight import release
-from semel.server.dashboard.resolving import resolve_item
+from semel.server.dashboard.records import resolve_item
 from semel.server.dashboard.snapshots import Case, CaseStatus, case_of
 from semel.server.dashboard.state import Dashboard
 from semel.server.problems import HttpProblem, unavailable
@@ -200,7 +200,7 @@ async def _values(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str
         "now_us": desk.now_us,
         "act_max": ACT_MAX,
         "sources": sources,
-        "said": _said(asked),
+        "said": _action_notice(asked),
     }
 
 
@@ -208,7 +208,7 @@ async def _nothing() -> None:
     """What a user of one tenant sees of dead letters and the outbox."""
 
 
-def _said(asked: Any) -> dict[str, Any] | None:
+def _action_notice(asked: Any) -> dict[str, Any] | None:
     """Return what an action has done, for the notice; only numbers and known words come from the address."""
     numbers = {name: asked.get(name, "") for name in ("count", "changed", "left")}
     if asked.get("done") not in ("forget", "release", "resolve", "replay", "drop"):

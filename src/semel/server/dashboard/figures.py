@@ -151,7 +151,7 @@ class RollupReader:
                 for minute, cell in self._hours[hour].cells.items():  # in order of time
                     if since <= minute <= until:
                         _at(found, minute - minute % step).join(cell)
-            for part in self._writer.unwritten():
+            for part in self._writer.unwritten_counts():
                 if since <= part.minute <= until:
                     _at(found, part.minute - part.minute % step).add(part)
             return found

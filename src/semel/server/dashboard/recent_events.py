@@ -121,7 +121,6 @@ def _detail(event: events.DeliveryEvent) -> str:
 
 NEAR_US = 1_500_000
 """A point of the record and an event within this time are the same."""
-_SAID = {"claimed": "claimed", "done": "done", "failed": "failed", "unknown": "unknown"}
 
 
 class TimelinePoint(Struct, frozen=True):

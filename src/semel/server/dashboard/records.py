@@ -5,11 +5,13 @@ import re
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from semel.core.commands import Forget, Lookup, Page, Scan, answer_or_raise
+from semel.codec import encode
+from semel.core.commands import Forget, Lookup, Page, Resolve, Scan, StoreSettings, answer_or_raise
 from semel.core.ids import is_own
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
@@ -20,13 +22,13 @@ from semel.server.dashboard.auth import Viewer, form_of
 from semel.server.dashboard.flight import release
 from semel.server.dashboard.recent_events import KINDS, strip
 from semel.server.dashboard.rendering import DASH
-from semel.server.dashboard.resolving import resolve_item
 from semel.server.dashboard.state import Dashboard
-from semel.server.dashboard.store_reader import records_of
+from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, records_of
 from semel.server.problems import HttpProblem
-from semel.types import Absent, Busy, Lost, Record, State
+from semel.types import Absent, Busy, Id, Lost, Record, State
+from semel.windows import resolve
 
-__all__ = ["routes"]
+__all__ = ["resolve_item", "routes"]
 
 PAGE_ROWS = 50
 TAIL_ROWS = 40
@@ -254,3 +256,28 @@ async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[st
 
 def _problem_of_change() -> HttpProblem:
     return HttpProblem(409, "changed", "the event has changed since the page was loaded; reload it")
+
+
+def resolve_item(
+    record_id: Id, fence: int, event_type: str, form: dict[str, str], settings: StoreSettings
+) -> Resolve:
+    """Return the command. Raises `HttpProblem` if the form has no decision, or a value that is not JSON."""
+    window = resolve(settings.windows, *record_id[:2], event_type, DEFAULT_WINDOW_US)
+    to = form.get("to", "")
+    if to == "absent":
+        return Resolve(record_id, fence, "absent", None, window)
+    if to == "done":
+        return Resolve(record_id, fence, "done", encode(_value(form.get("value", ""))), window)
+    raise HttpProblem(422, "invalid", "choose whether it happened: done or absent")
+
+
+def _value(text: str) -> object:
+    """Return the value that duplicates are answered with; an empty field is null."""
+    if not text.strip():
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise HttpProblem(
+            422, "invalid", f"the value is not JSON ({error}); write a text in quotation marks"
+        ) from None

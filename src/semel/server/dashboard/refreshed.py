@@ -14,7 +14,7 @@ __all__ = ["FIRST_S", "Refreshed", "pause_s"]
 T = TypeVar("T")
 
 SHARE = 0.05
-"""The share of time for reading: what takes long is read seldom."""
+"""The share of time for reading: a slow read is made seldom."""
 PAUSE_MAX_S = 300.0
 """The longest pause between two reads, however long they take: somebody looks at a failure that may be new."""
 FIRST_S = 2.0

@@ -1,4 +1,4 @@
-"""Render templates: their filters, and security headers against foreign content."""
+"""Render templates: their filters, the addresses of pages, and security headers against foreign content."""
 
 import hashlib
 import math
@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.datastructures import MutableHeaders
@@ -14,9 +15,30 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.observe.formatting import duration_text, exact_text, plural
-from semel.server.dashboard.addresses import address, consumer_address, failures_address
+from semel.types import Id
 
-__all__ = ["Sealed", "asset", "page"]
+__all__ = ["SecurityHeaders", "address", "asset", "consumer_address", "failures_address", "page"]
+
+
+def address(record_id: Id, verb: str = "event") -> str:
+    """Return the path of the page of a record, or of an action on it."""
+    tenant, consumer, key = record_id
+    return f"/ui/{verb}/{quote(consumer, safe='')}/{quote(key, safe='')}{_of(tenant)}"
+
+
+def consumer_address(tenant: str, consumer: str) -> str:
+    """Return the path of the page of a consumer."""
+    return f"/ui/consumer/{quote(consumer, safe='')}{_of(tenant)}"
+
+
+def failures_address(**chosen: str) -> str:
+    """Return the path of the failures, filtered."""
+    return f"/ui/failures?{urlencode({name: value for name, value in chosen.items() if value})}"
+
+
+def _of(tenant: str) -> str:
+    return f"?tenant={quote(tenant, safe='')}" if tenant else ""
+
 
 HERE = Path(__file__).parent
 POLICY = (
@@ -36,7 +58,7 @@ FOREVER = "public, max-age=31536000, immutable"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 
 
-class Sealed:
+class SecurityHeaders:
     """ASGI middleware that adds these headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -98,7 +98,7 @@ class Damaged(Exception):
     """The file was written by semel, but its content has changed."""
 
 
-class _About(msgspec.Struct):
+class _FilterSettings(msgspec.Struct):
     layout: BloomLayout
     generations: list[tuple[int, int]]
     """Number and length of each generation."""
@@ -107,7 +107,7 @@ class _About(msgspec.Struct):
 def save(path: Path, layout: BloomLayout, generations: dict[int, bytes]) -> None:
     """Write a new file beside the old one, sync it to disk, and only then replace the old one."""
     described = msgspec.json.encode(
-        _About(layout, [(number, len(bits)) for number, bits in generations.items()])
+        _FilterSettings(layout, [(number, len(bits)) for number, bits in generations.items()])
     )
     checksum = sha256(_LENGTH.pack(len(described)) + described)
     for bits in generations.values():
@@ -152,7 +152,7 @@ def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
     found_sum.update(body)
     if found_sum.digest() != checksum:
         raise Damaged(f"{path} has a wrong checksum")
-    about = msgspec.json.decode(bytes(body[:length]), type=_About)
+    about = msgspec.json.decode(bytes(body[:length]), type=_FilterSettings)
     if about.layout != layout:
         raise StoreRefused(
             f"{path} holds a filter with other settings ({_shorten(about.layout)}, not {_shorten(layout)}); remove it,"

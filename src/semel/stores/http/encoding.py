@@ -65,14 +65,14 @@ class AnswerFull(StoreRefused):
     """The item was not carried out, because the answers before it fill the response."""
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class WireUnavailable(msgspec.Struct, frozen=True):
     """The store behind the server did not answer the item."""
 
     error: str
     detail: str
 
 
-class Scopes(msgspec.Struct, frozen=True):
+class WireSettings(msgspec.Struct, frozen=True):
     """`StoreSettings` for the wire: JSON has no tuples as keys."""
 
     windows: list[tuple[str, str, str, int]]
@@ -81,18 +81,18 @@ class Scopes(msgspec.Struct, frozen=True):
     live_us: int
 
 
-class Since(msgspec.Struct, frozen=True):
+class WireUnknown(msgspec.Struct, frozen=True):
     """`Unknown` for the wire, without the caller's own error: a store never has one."""
 
     since: int
 
 
-class Nothing(msgspec.Struct, frozen=True):
+class WireEmpty(msgspec.Struct, frozen=True):
     """An answer without fields."""
 
 
-def _settings_out(answer: StoreSettings) -> Scopes:
-    return Scopes(
+def _settings_out(answer: StoreSettings) -> WireSettings:
+    return WireSettings(
         [(*place, us) for place, us in answer.windows.items()],
         [(*place, mode) for place, mode in answer.modes.items()],
         [(*place, kind) for place, kind in answer.ids.items()],
@@ -100,7 +100,7 @@ def _settings_out(answer: StoreSettings) -> Scopes:
     )
 
 
-def _settings_in(found: Scopes) -> StoreSettings:
+def _settings_in(found: WireSettings) -> StoreSettings:
     return StoreSettings(
         {(tenant, consumer, kind): us for tenant, consumer, kind, us in found.windows},
         {(tenant, consumer): mode for tenant, consumer, mode in found.modes},
@@ -109,11 +109,11 @@ def _settings_in(found: Scopes) -> StoreSettings:
     )
 
 
-def _trouble_out(answer: Unavailable) -> Trouble:
-    return Trouble(type(answer.error).__name__, str(answer.error))
+def _trouble_out(answer: Unavailable) -> WireUnavailable:
+    return WireUnavailable(type(answer.error).__name__, str(answer.error))
 
 
-def _trouble_in(found: Trouble) -> Unavailable:
+def _trouble_in(found: WireUnavailable) -> Unavailable:
     """Return the same kind of error if it is a `StoreError`: a full store is not a broken connection."""
     kind = getattr(errors, found.error, None)
     if not (isinstance(kind, type) and issubclass(kind, StoreError)):
@@ -132,8 +132,8 @@ def _same(answer: Any) -> Any:
     return answer
 
 
-def _nothing(_answer: Any) -> Nothing:
-    return Nothing()
+def _nothing(_answer: Any) -> WireEmpty:
+    return WireEmpty()
 
 
 _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
@@ -141,21 +141,27 @@ _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] 
     ("granted", Granted, Granted, _same, _same),
     ("known", Known, Known, _same, _same),
     ("busy", Busy, Busy, _same, _same),
-    ("mismatch", Mismatch, Nothing, _nothing, lambda _: Mismatch()),
+    ("mismatch", Mismatch, WireEmpty, _nothing, lambda _: Mismatch()),
     ("late", Late, Late, _same, _same),
-    ("unknown", Unknown, Since, lambda answer: Since(answer.since_us), lambda found: Unknown(found.since)),
+    (
+        "unknown",
+        Unknown,
+        WireUnknown,
+        lambda answer: WireUnknown(answer.since_us),
+        lambda found: Unknown(found.since),
+    ),
     ("completed", Completed, Completed, _same, _same),
-    ("lost", Lost, Nothing, _nothing, lambda _: Lost()),
+    ("lost", Lost, WireEmpty, _nothing, lambda _: Lost()),
     ("renewed", Renewed, Renewed, _same, _same),
     ("marked", Marked, Marked, _same, _same),
     ("record", Record, Record, _same, _same),
-    ("absent", Absent, Nothing, _nothing, lambda _: Absent()),
+    ("absent", Absent, WireEmpty, _nothing, lambda _: Absent()),
     ("forgotten", Forgotten, Forgotten, _same, _same),
     ("page", Page, Page, _same, _same),
     ("purged", Purged, Purged, _same, _same),
     ("stats", Stats, Stats, _same, _same),
-    ("settings", StoreSettings, Scopes, _settings_out, _settings_in),
-    ("unavailable", Unavailable, Trouble, _trouble_out, _trouble_in),
+    ("settings", StoreSettings, WireSettings, _settings_out, _settings_in),
+    ("unavailable", Unavailable, WireUnavailable, _trouble_out, _trouble_in),
     ("refused", ItemRefusal, ItemRefusal, _same, _refusal_in),
     ("mode", str, Mode, _same, _same),
     ("count", int, int, _same, _same),

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import ssl
 
 __all__ = [
-    "About",
     "AsyncHttpClients",
     "HttpClients",
     "HttpOptions",
     "HttpRequests",
     "HttpTarget",
     "RequestPart",
+    "ServerDescription",
     "parse",
 ]
 
@@ -132,7 +132,7 @@ FAILED = (httpx2.HTTPError, httpx2.StreamError, OSError)
 """All errors of a request without a response."""
 
 
-class About(msgspec.Struct, frozen=True):
+class ServerDescription(msgspec.Struct, frozen=True):
     """The server's description of itself, read when the store is opened."""
 
     store: str
@@ -164,7 +164,7 @@ class HttpRequests:
     def __init__(self, url: str, given: dict[str, Any]) -> None:
         self.place: HttpTarget = parse(url, given)
         self.name: str = self.place.base
-        self.about: About | None = None
+        self.about: ServerDescription | None = None
         self.closed: bool = False
         self._listeners: tuple[Listener, ...] = ()
         self.after_fork()
@@ -215,7 +215,7 @@ class HttpRequests:
         if response.status_code != OK:
             raise self._problem(response)
         try:
-            self.about = msgspec.json.decode(response.content, type=About)
+            self.about = msgspec.json.decode(response.content, type=ServerDescription)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreRefused(
                 f"{self.name} is not a semel server, or has another version: {error}"

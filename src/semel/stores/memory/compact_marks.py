@@ -8,7 +8,7 @@ from semel.core.ids import digests_of
 from semel.core.machine import mark_record
 from semel.errors import StoreFull
 from semel.keys.limits import check
-from semel.stores.memory.marks import Marker, Steady
+from semel.stores.memory.marks import Marker, SteadyClock
 from semel.types import Absent, Forgotten, Record
 
 __all__ = ["CompactMarks"]
@@ -26,7 +26,7 @@ SWEEP_EVERY = 16
 class CompactMarks:
     """The packed marks of one consumer, with the methods of `MemoryMarks`. A linear hash table of byte strings."""
 
-    def __init__(self, steady: Steady, tenant: str, consumer: str) -> None:
+    def __init__(self, steady: SteadyClock, tenant: str, consumer: str) -> None:
         self._steady = steady
         self._epoch = steady.now()
         self._scope = (tenant, consumer)

@@ -21,7 +21,7 @@ from semel.errors import StoreFull
 from semel.keys.limits import SHORT_CHARS, check
 from semel.types import Absent, Forgotten, Record
 
-__all__ = ["Marker", "MemoryMarks", "Steady"]
+__all__ = ["Marker", "MemoryMarks", "SteadyClock"]
 
 REFRESH_NS = 5_000_000_000
 """How long a window is used before it is read again."""
@@ -41,7 +41,7 @@ MIXED = -1
 Marker = Callable[..., bool]
 
 
-class Steady:
+class SteadyClock:
     """A clock in nanoseconds that never goes back, even if the computer's date is changed."""
 
     def __init__(self, clock: Clock, last_us: Callable[[], int] = lambda: 0) -> None:
@@ -66,7 +66,7 @@ class Steady:
 class MemoryMarks:
     """The marks of one consumer. Times here are nanoseconds of a clock that never goes back."""
 
-    def __init__(self, steady: Steady, *, lock_free: bool = HAS_GIL) -> None:
+    def __init__(self, steady: SteadyClock, *, lock_free: bool = HAS_GIL) -> None:
         """`lock_free`: whether single marks may be added without the lock."""
         self._steady = steady
         self._lock_free = lock_free

@@ -38,14 +38,14 @@ from semel.errors import StoreFull
 from semel.runtime.process import restart_after_fork
 from semel.stores.admin_rules import StatsCounter, cursor_refused, window_in_force
 from semel.stores.memory.compact_marks import CompactMarks
-from semel.stores.memory.marks import Marker, MemoryMarks, Steady
+from semel.stores.memory.marks import Marker, MemoryMarks, SteadyClock
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
 GRANULE_US = 1_000_000
 """Records expire exactly; they are *removed* by the wheel, in buckets of one second."""
 
 
-class Wheel:
+class ExpiryWheel:
     """Ids by the second in which they expire. Adding an id and removing a due id are O(1)."""
 
     def __init__(self) -> None:
@@ -104,9 +104,9 @@ class MemoryStore:
         restart_after_fork(self)
         self._records: dict[Id, Record] = {}
         self._marks: dict[tuple[str, str], MemoryMarks | CompactMarks] = {}
-        self._steady = Steady(self._clock, lambda: self._last_us)
+        self._steady = SteadyClock(self._clock, lambda: self._last_us)
         self._journaled: dict[Id, None] = {}
-        self._wheel = Wheel()
+        self._wheel = ExpiryWheel()
         self._windows: dict[tuple[str, str, str], int] = {}
         self._modes: dict[tuple[str, str], Mode] = {}
         self._ids: dict[tuple[str, str], str] = {}

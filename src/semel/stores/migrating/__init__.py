@@ -10,7 +10,7 @@ from semel.stores.registry import store_for
 __all__ = ["AsyncMigratingStore", "MigratingStore", "from_url", "migrating"]
 
 
-class TwofoldMigratingStore(MigratingStore):
+class MigratingStoreWithTwin(MigratingStore):
     """A migrating store of two stores with native async twins."""
 
     def twin(self) -> "AsyncMigratingStore":
@@ -31,7 +31,7 @@ def migrating(*, old: str | Store, new: str | Store) -> MigratingStore:
     if first is second or first.name == second.name:
         raise PolicyInvalid(f"old and new are both {first.name}; a move needs two stores")
     both_have_twins = isinstance(first, HasAsyncTwin) and isinstance(second, HasAsyncTwin)
-    return (TwofoldMigratingStore if both_have_twins else MigratingStore)(first, second)
+    return (MigratingStoreWithTwin if both_have_twins else MigratingStore)(first, second)
 
 
 def _side(given: str | Store, side: str) -> Store:

@@ -140,7 +140,7 @@ class Pair:
                 self._notes[item.id, item.owner] = (first.fence, reply.fence)
                 if len(self._notes) > NOTES_MAX:
                     del self._notes[next(iter(self._notes))]
-            return _granted(first, reply)
+            return _merge_claims(first, reply)
         if type(item) is Mark:
             firsts = iter(reply.firsts)
             return Marked([each and next(firsts) for each in first.firsts])
@@ -205,7 +205,7 @@ def _undo(item: Hot, first: Answer, reply: Answer) -> list[Item]:
     ]
 
 
-def _granted(old: Granted, new: Granted) -> Granted:
+def _merge_claims(old: Granted, new: Granted) -> Granted:
     """Return the claim of both: an attempt that only one of them knows counts, and so do its steps."""
     steps = dict(new.steps)
     steps.update(old.steps)

@@ -15,7 +15,7 @@ from semel.errors import StoreClosed
 from semel.stores.redis import marks, server_checks
 from semel.stores.redis.calls import Address, KeyLayout, RedisCall, Steps, scripts_for
 from semel.stores.redis.exchange import RedisExchange, busy_ids, ended_ids
-from semel.stores.redis.server_checks import Map, ServerFacts
+from semel.stores.redis.server_checks import ClusterMap, ServerFacts
 from semel.stores.redis.settings import RedisOptions, RedisTarget, parse
 from semel.stores.redis.single import RedisSingleCall, RedisSingleItems
 from semel.types import Id
@@ -51,7 +51,7 @@ class RedisState:
         self.url: str = url
         self.given: dict[str, Any] = options
         self.clock = clock
-        self.map: Map | None = None
+        self.map: ClusterMap | None = None
         self.facts: ServerFacts | None = None
         """The result of the start checks; `None`: they have to run."""
         self.found: ServerFacts | None = None

@@ -400,7 +400,7 @@ def _next_journaled(
                 ends.append(read[-1])
     if not ends:
         return sorted(found), None
-    end = min(ends)  # what comes later is not complete: a list may have more before it
+    end = min(ends)  # later entries are not complete: a list may have more before them
     return sorted(place for place in found if place <= end), end
 
 

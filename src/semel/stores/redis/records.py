@@ -63,7 +63,7 @@ class RecordReader:
             raise ValueError("it is too long")
 
 
-class Head:
+class RecordHead:
     """The header and the name of a record: enough for a scan to decide whether the record matches."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Head:
 def unpack(raw: bytes, record_id: Id) -> Record:
     """Decode a record. Raises `RecordCorrupt` if the bytes are not a record that semel writes."""
     try:
-        head = Head(raw)
+        head = RecordHead(raw)
         rest = head.rest
         fingerprint = rest.part(2) if head.more & PRINT else None
         meta = rest.part(4) if head.more & META else None
@@ -119,7 +119,7 @@ def unpack(raw: bytes, record_id: Id) -> Record:
 
 
 def _record(
-    head: Head,
+    head: RecordHead,
     record_id: Id,
     fingerprint: bytes | None = None,
     meta: bytes | None = None,
@@ -202,7 +202,7 @@ _LONG_PARTS = (META, STEPS, ERRORS)
 def outline(raw: bytes, digest: bytes) -> Record:
     """Decode a record without its payloads, from its first bytes. Raises `RecordCorrupt`."""
     try:
-        head = Head(raw)
+        head = RecordHead(raw)
         record_id = id_of(head.name, digest)
     except (ValueError, IndexError, error) as trouble:
         raise RecordCorrupt(f"the record of {digest.hex()} cannot be decoded: {trouble}") from trouble

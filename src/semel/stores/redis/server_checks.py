@@ -20,7 +20,7 @@ SHEBANG_OLDEST = (7, 0)
 WAITAOF_OLDEST = (7, 2)
 
 
-class Map(Struct, frozen=True):
+class ClusterMap(Struct, frozen=True):
     """Which master has which bucket."""
 
     masters: tuple[Address, ...]
@@ -34,7 +34,6 @@ class ServerFacts(Struct, frozen=True, kw_only=True):
     masters: int
     eviction: str
     """The policy at the memory limit; every one except `noeviction` may drop records."""
-    maxmemory_bytes: int
     persistence: str
     """`aof`, `rdb` or `none`: where records survive when the server is killed."""
     fsync: str = ""
@@ -52,11 +51,11 @@ class ServerFacts(Struct, frozen=True, kw_only=True):
         return self.persistence == "aof" and self.eviction == "noeviction"
 
 
-def locate(place: RedisTarget, known: Map | None) -> Steps:
+def locate(place: RedisTarget, known: ClusterMap | None) -> Steps:
     """Find the masters. Raises `StoreUnavailable` if there are none."""
     if place.topology == "server":
         address = place.addresses[0]
-        return Map((address,), (address,) * encoding.BUCKETS)
+        return ClusterMap((address,), (address,) * encoding.BUCKETS)
     if place.topology == "sentinel":
         return (yield from _by_sentinels(place))
     seeds = dict.fromkeys((*(known.masters if known else ()), *place.addresses))
@@ -76,7 +75,7 @@ def locate(place: RedisTarget, known: Map | None) -> Steps:
     raise StoreUnavailable(f"{place.name}: no node knows the masters of all slots") from trouble
 
 
-def _read_slots(reply: Any, seed: Address) -> Map | None:
+def _read_slots(reply: Any, seed: Address) -> ClusterMap | None:
     owner: list[Address | None] = [None] * SLOTS
     for first, last, master, *_ in reply:
         host = master[0].decode() if master[0] else seed[0]
@@ -85,7 +84,7 @@ def _read_slots(reply: Any, seed: Address) -> Map | None:
     buckets = tuple(address for address in found if address is not None)
     if len(buckets) < encoding.BUCKETS:
         return None
-    return Map(tuple(dict.fromkeys(address for address in owner if address is not None)), buckets)
+    return ClusterMap(tuple(dict.fromkeys(address for address in owner if address is not None)), buckets)
 
 
 def slot_of(bucket: int) -> int:
@@ -111,7 +110,7 @@ def _by_sentinels(place: RedisTarget) -> Steps:
         if isinstance(role, Exception) or role[0] != b"master":
             trouble = role if isinstance(role, Exception) else trouble
             continue  # a failover is under way, or this sentinel does not know of it yet
-        return Map((address,), (address,) * encoding.BUCKETS)
+        return ClusterMap((address,), (address,) * encoding.BUCKETS)
     raise StoreUnavailable(f"{place.name}: no sentinel names a working master") from trouble
 
 
@@ -201,7 +200,6 @@ def judge(place: RedisTarget, infos: list[dict[str, str]], options: RedisOptions
         version=version,
         masters=len(infos),
         eviction=evicting[0] if evicting else "noeviction",
-        maxmemory_bytes=min(int(each.get("maxmemory", "0")) for each in infos),
         persistence="aof" if aof else "rdb" if rdb else "none",
         fsync=next((sync for sync in ("no", "", "everysec", "always") if sync in syncs), "") if aof else "",
         replicas=min(int(each.get("connected_slaves", "0")) for each in infos),

@@ -1,8 +1,9 @@
-"""The schema: numbered migrations, each applied once, and the checks of a file before it is used."""
+"""Files: their creation, the checks before one is used, and the schema in numbered migrations, each applied once."""
 
 import os
 import re
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from importlib.resources import files
@@ -18,6 +19,7 @@ __all__ = [
     "APPLICATION_ID",
     "VERSION",
     "Kind",
+    "create_private",
     "inspect",
     "migrate",
     "migrations",
@@ -258,3 +260,15 @@ def migrate(connection: sqlite3.Connection, path: str, kind: Kind, *, adopt: boo
         if number > version:
             for statement in statements(script):
                 connection.execute(statement)
+
+
+def create_private(path: str | os.PathLike[str]) -> bool:
+    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Returns if it did.
+
+    The file is created without being opened: closing it here would drop the locks that another thread just took on it.
+    """
+    try:
+        os.mknod(path, stat.S_IFREG | 0o600)
+    except OSError:  # the file exists, or SQLite will report the error
+        return False
+    return True

@@ -17,12 +17,12 @@ from semel.core.commands import Answer, Claim, Item, Settle
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
 from semel.runtime.jitter import jitter
-from semel.runtime.private_file import create_private
 from semel.stores.sqlite import locks, schema
 from semel.stores.sqlite import schema as sqlite_schema
 from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
 from semel.stores.sqlite.clock import StoreClock
 from semel.stores.sqlite.errors import is_busy, to_store_error
+from semel.stores.sqlite.schema import create_private
 from semel.stores.sqlite.single import SINGLES, SingleItems
 from semel.types import Completed, Id
 

@@ -9,21 +9,32 @@ from semel.runtime.urls import check_names, option_texts, read_options
 from semel.stores.registry import store_for
 from semel.stores.tiered.base import tiers_url
 from semel.stores.tiered.memory_cache import AsyncMemoryCache, MemoryCache
-from semel.stores.tiered.protocols import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
+from semel.stores.tiered.protocols import AsyncCache, Cache, Copy, CopyWrite, Filter, Fullness, Stamp
 from semel.stores.tiered.store import TieredStore
 from semel.stores.tiered.store_async import AsyncTieredStore
 from semel.windows import Duration, duration_us
 
 __all__ = [
-    "AsyncCache", "AsyncTieredStore", "Cache", "Copy", "Filter", "Fullness", "MemoryCache", "Put", "Stamp",
-    "TieredStore", "from_url", "tiered", "url_of",
+    "AsyncCache",
+    "AsyncTieredStore",
+    "Cache",
+    "Copy",
+    "CopyWrite",
+    "Filter",
+    "Fullness",
+    "MemoryCache",
+    "Stamp",
+    "TieredStore",
+    "from_url",
+    "tiered",
+    "url_of",
 ]  # fmt: skip
 
 CACHE_WINDOW_MIN_US, CACHE_WINDOW_MAX_US = 20_000, 90 * 86400 * 10**6
 _OPTIONS = ("cache", "truth", "cache_window")
 
 
-class TwofoldTieredStore(TieredStore):
+class TieredStoreWithTwin(TieredStore):
     """A tiered store whose truth has a native async twin."""
 
     def twin(self) -> "AsyncTieredStore":
@@ -78,7 +89,7 @@ def tiered(
     front = _cache(cache, window_us) if isinstance(cache, str) else cache
     if not isinstance(front, Cache):
         raise PolicyInvalid(f"{front!r} is not a cache; give a redis: URL, or memory:")
-    kind = TwofoldTieredStore if isinstance(behind, HasAsyncTwin) else TieredStore
+    kind = TieredStoreWithTwin if isinstance(behind, HasAsyncTwin) else TieredStore
     return kind(front, behind, cache_window_us=window_us, filter=filter, affine=affine)
 
 

@@ -12,7 +12,7 @@ from semel.core.protocols import AsyncStore, Capabilities, Listener, Store
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreUnavailable
 from semel.runtime.process import restart_after_fork
 from semel.stores.tiered.protocols import AsyncCache, Breaker, Cache, Filter
-from semel.stores.tiered.rules import AskStore, Clear, Invalidate, Look, ReadCounts, Step, Tier, Write
+from semel.stores.tiered.rules import AskStore, Clear, Invalidate, ReadCopies, ReadCounts, Step, Tier, Write
 from semel.windows import exact_text
 
 __all__ = ["TieredStoreBase", "must_raise", "tiers_url"]
@@ -72,7 +72,7 @@ class TieredStoreBase:
     def _dispatch(self, step: Step, send: Callable[[Sequence[Item]], Any]) -> Any:
         """Send the step to the cache or the truth; the async store awaits the result."""
         match step:
-            case Look(digests, counts):
+            case ReadCopies(digests, counts):
                 return self.cache.look(digests, counts)
             case AskStore(items):
                 return send(items)

@@ -7,7 +7,7 @@ from threading import Lock
 
 from semel.errors import PolicyInvalid
 from semel.runtime.process import restart_after_fork
-from semel.stores.tiered.protocols import Copy, Counts, Put, Stamp
+from semel.stores.tiered.protocols import Copy, CopyWrite, Counts, Stamp
 
 __all__ = ["AsyncMemoryCache", "MemoryCache"]
 
@@ -71,7 +71,7 @@ class MemoryCache:
         with self._lock:
             return Stamp(b"%d" % self._epoch, self._now_us())
 
-    def put(self, puts: Sequence[Put], counts: Counts) -> int:
+    def put(self, puts: Sequence[CopyWrite], counts: Counts) -> int:
         """Write the copies that are still valid."""
         written = 0
         with self._lock:
@@ -160,7 +160,7 @@ class AsyncMemoryCache:
         """Return the state of the cache."""
         return self._cache.stamp(digest)
 
-    async def put(self, puts: Sequence[Put], counts: Counts) -> int:
+    async def put(self, puts: Sequence[CopyWrite], counts: Counts) -> int:
         """Write the copies that are still valid."""
         return self._cache.put(puts, counts)
 

@@ -8,7 +8,18 @@ from msgspec import Struct
 
 from semel.core.backoff import backoff_s
 
-__all__ = ["SEEN", "AsyncCache", "Breaker", "Cache", "Copy", "Counts", "Filter", "Fullness", "Put", "Stamp"]
+__all__ = [
+    "SEEN",
+    "AsyncCache",
+    "Breaker",
+    "Cache",
+    "Copy",
+    "CopyWrite",
+    "Counts",
+    "Filter",
+    "Fullness",
+    "Stamp",
+]
 
 Counts: TypeAlias = Mapping[str, int]
 """How often things happened since the last report to the cache, by name."""
@@ -39,7 +50,7 @@ class Stamp(Struct, frozen=True, gc=False):
     """The time of the cache's clock, or a little earlier."""
 
 
-class Put(Struct, frozen=True, gc=False):
+class CopyWrite(Struct, frozen=True, gc=False):
     """A copy to write, unless the cache has forgotten a key since the stamp, or the copy has expired."""
 
     digest: bytes
@@ -79,7 +90,7 @@ class Cache(Protocol):
         """Return the last known state of the cache, without I/O; `None`: unknown, so no copy can be written."""
         ...
 
-    def put(self, puts: Sequence[Put], counts: Counts) -> int:
+    def put(self, puts: Sequence[CopyWrite], counts: Counts) -> int:
         """Write the copies that are still valid; returns how many. One round trip."""
         ...
 
@@ -126,7 +137,7 @@ class AsyncCache(Protocol):
         """Return the last known state of the cache, without I/O; `None`: unknown, so no copy can be written."""
         ...
 
-    async def put(self, puts: Sequence[Put], counts: Counts) -> int:
+    async def put(self, puts: Sequence[CopyWrite], counts: Counts) -> int:
         """Write the copies that are still valid; returns how many. One round trip."""
         ...
 

@@ -7,7 +7,7 @@ from typing import Any
 from semel.clock import Clock
 from semel.runtime.urls import option_texts
 from semel.stores.redis import RedisStore
-from semel.stores.tiered.protocols import Copy, Counts, Put, Stamp
+from semel.stores.tiered.protocols import Copy, CopyWrite, Counts, Stamp
 from semel.stores.tiered.redis_cache_async import AsyncRedisCache
 from semel.stores.tiered.redis_calls import CacheCalls
 
@@ -49,7 +49,7 @@ class RedisCache:
         """Return the last known state of the cache."""
         return self._talk.stamp(digest)
 
-    def put(self, puts: Sequence[Put], counts: Counts) -> int:
+    def put(self, puts: Sequence[CopyWrite], counts: Counts) -> int:
         """Write the copies that are still valid."""
         return self._store.run(self._talk.put(puts, counts))  # type: ignore[no-any-return]
 

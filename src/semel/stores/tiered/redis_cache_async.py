@@ -6,7 +6,7 @@ from typing import Any
 from semel.clock import Clock
 from semel.runtime.urls import option_texts
 from semel.stores.redis import AsyncRedisStore
-from semel.stores.tiered.protocols import Copy, Counts, Put, Stamp
+from semel.stores.tiered.protocols import Copy, CopyWrite, Counts, Stamp
 from semel.stores.tiered.redis_calls import CacheCalls
 
 # sync: from semel.stores.tiered.redis_cache_async import AsyncRedisCache
@@ -49,7 +49,7 @@ class AsyncRedisCache:
         """Return the last known state of the cache."""
         return self._talk.stamp(digest)
 
-    async def put(self, puts: Sequence[Put], counts: Counts) -> int:
+    async def put(self, puts: Sequence[CopyWrite], counts: Counts) -> int:
         """Write the copies that are still valid."""
         return await self._store.run(self._talk.put(puts, counts))  # type: ignore[no-any-return]
 

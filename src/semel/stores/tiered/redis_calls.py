@@ -16,7 +16,7 @@ from semel.stores.redis import encoding
 from semel.stores.redis.base import RedisState
 from semel.stores.redis.calls import RedisCall, RedisQuery, Refresh, Script, Step
 from semel.stores.redis.errors import kind_of, to_store_error
-from semel.stores.tiered.protocols import Copy, Counts, Put, Stamp
+from semel.stores.tiered.protocols import Copy, CopyWrite, Counts, Stamp
 
 __all__ = ["CacheCalls"]
 
@@ -62,7 +62,7 @@ class CacheCalls:
                     copies[place] = _read(body)
         return copies
 
-    def put(self, puts: Sequence[Put], counts: Counts) -> Generator[Step, Any, int]:
+    def put(self, puts: Sequence[CopyWrite], counts: Counts) -> Generator[Step, Any, int]:
         """Write copies; returns how many were written."""
         args: list[bytes] = []
         size = 0

@@ -1,6 +1,6 @@
 """The rules of a cache in front of the truth, written once for sync and async.
 
-`Tier.carry_out` is a generator: it yields steps for the cache or the truth (`Look`, `AskStore`, `Write`,
+`Tier.carry_out` is a generator: it yields steps for the cache or the truth (`ReadCopies`, `AskStore`, `Write`,
 `Invalidate`, `Clear`, `ReadCounts`), receives their results, and returns the answers. An error of the cache is
 received as a value, never thrown.
 
@@ -35,10 +35,10 @@ from semel.core.commands import (
 )
 from semel.core.ids import digest
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.tiered.protocols import SEEN, Breaker, Copy, Filter, Put, Stamp
+from semel.stores.tiered.protocols import SEEN, Breaker, Copy, CopyWrite, Filter, Stamp
 from semel.types import Absent, Completed, Forgotten, Id, Stats, Unavailable
 
-__all__ = ["AskStore", "Clear", "Invalidate", "Look", "ReadCounts", "Step", "Tier", "Write"]
+__all__ = ["AskStore", "Clear", "Invalidate", "ReadCopies", "ReadCounts", "Step", "Tier", "Write"]
 
 COPY_BYTES_MAX = 64 * 1024
 """Larger values are not copied: a batch of them would keep the cache from serving other clients."""
@@ -48,7 +48,7 @@ NOTES_MAX = 100_000
 _log = logging.getLogger("semel")
 
 
-class Look(Struct):
+class ReadCopies(Struct):
     """Read copies from the cache. Result: the copies, or a `StoreError`."""
 
     digests: list[bytes]
@@ -64,7 +64,7 @@ class AskStore(Struct):
 class Write(Struct):
     """Write copies to the cache. Result: how many it accepted, or a `StoreError`."""
 
-    puts: list[Put]
+    puts: list[CopyWrite]
     counts: dict[str, int]
 
 
@@ -82,10 +82,10 @@ class ReadCounts(Struct):
     """Read all counts from the cache. Result: the counts, or a `StoreError`."""
 
 
-Step: TypeAlias = Look | AskStore | Write | Invalidate | Clear | ReadCounts
+Step: TypeAlias = ReadCopies | AskStore | Write | Invalidate | Clear | ReadCounts
 
 
-class Note(Struct, frozen=True, gc=False):
+class ClaimFields(Struct, frozen=True, gc=False):
     """Fields of a claimed record that its completion does not contain."""
 
     fence: int
@@ -95,7 +95,7 @@ class Note(Struct, frozen=True, gc=False):
     """When a sliding record expires, by the truth's clock; 0: it does not slide; -1: unknown here."""
 
 
-class Fact(Struct, frozen=True, gc=False):
+class CommittedAnswer(Struct, frozen=True, gc=False):
     """A committed answer of the truth, and how long it holds from then on."""
 
     digest: bytes
@@ -103,7 +103,7 @@ class Fact(Struct, frozen=True, gc=False):
     rest_us: int
 
 
-class Wanted(Struct, gc=False):
+class WantedKey(Struct, gc=False):
     """A key that the cache may be able to answer."""
 
     position: int
@@ -136,7 +136,7 @@ class Tier:
         self._affine = affine
         self.counts: dict[str, int] = {}
         """Counts that were not yet reported to the cache."""
-        self._notes: dict[Id, Note] = {}
+        self._notes: dict[Id, ClaimFields] = {}
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -171,7 +171,7 @@ class Tier:
 
     # --- before the truth ---
 
-    def _cacheable_keys(self, items: Sequence[Item]) -> list[Wanted]:
+    def _cacheable_keys(self, items: Sequence[Item]) -> list[WantedKey]:
         """Return the keys that the cache may answer; not those that another item of the batch is about."""
         if len(items) > 1:
             others = {item.id for item in items if type(item) is not Claim and hasattr(item, "id")}
@@ -179,16 +179,16 @@ class Tier:
                 return []
         else:
             others = set()
-        found: list[Wanted] = []
+        found: list[WantedKey] = []
         for position, item in enumerate(items):
             if type(item) is Claim:
                 # Events that are distinguished by their own times go to the truth: a copy has no event time.
                 # So do sightings that start a window again: only the truth can do that.
                 if not item.apart_us and not item.refresh and item.id not in others and _is_text(item.id[2]):
-                    found.append(Wanted(position, digest(item.id)))
+                    found.append(WantedKey(position, digest(item.id)))
             elif type(item) is Mark and not item.refresh:
                 found += [
-                    Wanted(position, digest((item.tenant, item.consumer, key)), place)
+                    WantedKey(position, digest((item.tenant, item.consumer, key)), place)
                     for place, key in enumerate(item.keys)
                     if _is_text(key) and (item.tenant, item.consumer, key) not in others
                 ]
@@ -202,7 +202,7 @@ class Tier:
                 each.maybe = maybe
         return found
 
-    def _look(self, wanted: list[Wanted]) -> Generator[Step, Any, None]:
+    def _look(self, wanted: list[WantedKey]) -> Generator[Step, Any, None]:
         chosen = [each for each in wanted if each.maybe or not self._affine]
         self._count("filter_skipped", len(wanted) - len(chosen))
         if not chosen:
@@ -211,7 +211,7 @@ class Tier:
             self._count("cache_skipped", len(chosen))
             return
         counts = self._counts_to_send()
-        copies = self._note_cache_answer((yield Look([each.digest for each in chosen], counts)), counts)
+        copies = self._note_cache_answer((yield ReadCopies([each.digest for each in chosen], counts)), counts)
         if isinstance(copies, StoreError):
             self._count("cache_skipped", len(chosen))
             return
@@ -219,7 +219,7 @@ class Tier:
             each.copy = copy
 
     def _rest(
-        self, items: Sequence[Item], wanted: list[Wanted], answers: list[Answer]
+        self, items: Sequence[Item], wanted: list[WantedKey], answers: list[Answer]
     ) -> tuple[list[Item], list[int], int]:
         """Answer from copies; returns the items left for the truth, their positions, and their number of keys."""
         seen: dict[int, set[int]] = {}
@@ -257,7 +257,7 @@ class Tier:
         self._count("cache_hits", hits)
         return rest, positions, len(wanted) - hits
 
-    def _stamps(self, items: Sequence[Item], wanted: list[Wanted]) -> dict[bytes, Stamp]:
+    def _stamps(self, items: Sequence[Item], wanted: list[WantedKey]) -> dict[bytes, Stamp]:
         digests = [each.digest for each in wanted if each.copy is None]
         digests += [digest(item.id) for item in items if type(item) is Settle and item.id in self._notes]
         stamps = {each: self._stamp(each) for each in digests}
@@ -275,7 +275,7 @@ class Tier:
         for position, reply in zip(positions, replies, strict=True):
             answers[position] = reply
 
-    def _fold_marks(self, items: Sequence[Item], wanted: list[Wanted], answers: list[Answer]) -> None:
+    def _fold_marks(self, items: Sequence[Item], wanted: list[WantedKey], answers: list[Answer]) -> None:
         """Merge the truth's answers for the rest of a mark with the keys that the cache answered."""
         seen = {(each.position, each.place) for each in wanted if each.copy is not None and each.place >= 0}
         for position in {position for position, _ in seen}:
@@ -292,10 +292,10 @@ class Tier:
     def _learn(
         self,
         items: Sequence[Item],
-        wanted: list[Wanted],
+        wanted: list[WantedKey],
         answers: Sequence[Answer],
         stamps: dict[bytes, Stamp],
-    ) -> list[Put]:
+    ) -> list[CopyWrite]:
         """Return the copies of what the truth has committed; adds their ids to the filter."""
         facts = [fact for each in wanted if (fact := self._fact(each, items, answers)) is not None]
         for item, answer in zip(items, answers, strict=True):
@@ -307,14 +307,16 @@ class Tier:
             except StoreError:
                 self._count("filter_errors", 1)
         return [
-            Put(fact.digest, fact.copy, stamps[fact.digest], min(fact.rest_us, self._cache_window_us))
+            CopyWrite(fact.digest, fact.copy, stamps[fact.digest], min(fact.rest_us, self._cache_window_us))
             for fact in facts
             if fact.digest in stamps
             and fact.rest_us > 0
             and (fact.copy.value is None or len(fact.copy.value) <= COPY_BYTES_MAX)
         ]
 
-    def _fact(self, each: Wanted, items: Sequence[Item], answers: Sequence[Answer]) -> Fact | None:
+    def _fact(
+        self, each: WantedKey, items: Sequence[Item], answers: Sequence[Answer]
+    ) -> CommittedAnswer | None:
         """Return the committed fact in the answer for this key, if there is one."""
         item, answer = items[each.position], answers[each.position]
         if each.copy is not None:
@@ -329,13 +331,13 @@ class Tier:
             copy = Copy(
                 "done", answer.fence, answer.settled_at_us, answer.first_seen_us, answer.value, print_
             )
-            return Fact(each.digest, copy, answer.rest_us)
+            return CommittedAnswer(each.digest, copy, answer.rest_us)
         elif type(item) is Mark and isinstance(answer, Marked):
             won = answer.firsts[each.place]
             self._judge_filter(each, known=not won)
             self._count("truth_known", not won)
             if won:  # the expiry of an older mark is unknown here
-                return Fact(each.digest, SEEN, item.window_us)
+                return CommittedAnswer(each.digest, SEEN, item.window_us)
         return None
 
     def _note(self, item: Claim, granted: Granted) -> None:
@@ -343,13 +345,13 @@ class Tier:
         over_at = 0
         if item.sliding:  # a takeover keeps the first claim's expiry, which the answer does not contain
             over_at = granted.first_seen_us + item.window_us if fresh else -1
-        note = Note(granted.fence, granted.first_seen_us, item.fingerprint or None, over_at)
+        note = ClaimFields(granted.fence, granted.first_seen_us, item.fingerprint or None, over_at)
         with self._lock:
             self._notes[item.id] = note
             if len(self._notes) > NOTES_MAX:
                 del self._notes[next(iter(self._notes))]
 
-    def _copy_of_settled(self, item: Settle, answer: Answer) -> Fact | None:
+    def _copy_of_settled(self, item: Settle, answer: Answer) -> CommittedAnswer | None:
         """Return the fact of a completion committed by this call; an earlier one may have another value."""
         if isinstance(answer, Unavailable):
             return None  # the settle will be sent again
@@ -370,9 +372,9 @@ class Tier:
         if note.over_at:
             rest_us = min(note.over_at, note.first_seen + item.window_us) - answer.at_us
         copy = Copy("done", item.fence, answer.at_us, note.first_seen, item.value, note.fingerprint)
-        return Fact(digest(item.id), copy, rest_us)
+        return CommittedAnswer(digest(item.id), copy, rest_us)
 
-    def _judge_filter(self, each: Wanted, *, known: bool) -> None:
+    def _judge_filter(self, each: WantedKey, *, known: bool) -> None:
         """Count a wrong answer of the filter."""
         if self._filter is not None and each.maybe != known:
             self._count("filter_missed" if known else "filter_false", 1)

@@ -23,21 +23,21 @@ from semel.core.commands import (
 )
 from semel.core.machine import decide, standing
 from semel.errors import ClaimLost, NotApplied
-from semel.testing._exploration.costs import BARRED, BATCHES, COSTS, Move
-from semel.testing._exploration.stage import EFFECTED, GONE, LOST, OLD_COPY, STALLED, ExploredStage, UnderWay
+from semel.testing._exploration.scenes import BARRED, BATCHES, COSTS, Move
+from semel.testing._exploration.stage import EFFECTED, GONE, LOST, OLD_COPY, STALLED, ExploredStage, LateSend
 from semel.testing._simulation.handler import Leave, part_of
 from semel.testing._simulation.store import NO_ANSWER, Commit, describe
-from semel.testing._simulation.worker import Declined, Hiccup
+from semel.testing._simulation.worker import PermanentError, TransientError
 from semel.testing._simulation.world import LEASE_US
 from semel.types import Busy, Lost, Mismatch, Renewed
 
 CLAIM_LOST = Raised(ClaimLost("noticed by the handler"), lost=True)
-NO_ANSWER_OF_SINK = Raised(Hiccup("the sink did not answer"))
-REFUSED = Raised(Hiccup("the sink knows a newer fence"))
-FAILED = Raised(Hiccup("too late"))
+NO_ANSWER_OF_SINK = Raised(TransientError("the sink did not answer"))
+REFUSED = Raised(TransientError("the sink knows a newer fence"))
+FAILED = Raised(TransientError("too late"))
 NOT_APPLIED = Raised(NotApplied("not now"))
-ERRORED = Raised(Hiccup("not now"))
-DECLINED = Raised(Declined("never"))
+ERRORED = Raised(TransientError("not now"))
+DECLINED = Raised(PermanentError("never"))
 SKEW_US = 2 * LEASE_US
 """How wrong the clock of a worker is, where a mutant uses it."""
 
@@ -50,7 +50,7 @@ class Moves:
         self._barred: frozenset[str] = frozenset()
         self._makers: dict[str, Callable[[Move], None]] = {
             "send": lambda move: self._answer(move.seat, self._apply(move.seat, self._item(move.seat))),
-            "lose the request": lambda move: self._unanswered(move.seat),
+            "lose the request": lambda move: self._leave_unanswered(move.seat),
             "lose the reply": self._lose_reply,
             "send late": self._send_late,
             "die": self._die,
@@ -181,7 +181,7 @@ class Moves:
         stage = self.stage
         left, store, found = stage.left, stage.store, []
         if left["ticks"]:
-            held = stage.held()
+            held = stage.holders()
             found = [
                 Move("tick", others=stalled)
                 for size in range(min(left["stalls"], len(held)) + 1)
@@ -290,18 +290,18 @@ class Moves:
             stage.seats[seat] = stage.seats[seat]._replace(deadline_us=deadline)
         stage.advance(seat, answer)
 
-    def _unanswered(self, seat: int) -> None:
+    def _leave_unanswered(self, seat: int) -> None:
         if type(self.stage.position(seat).command) is not Claim:
             self.stage.touch(seat)
         self.stage.advance(seat, NO_ANSWER)
 
     def _lose_reply(self, move: Move) -> None:
         self._apply(move.seat, self._item(move.seat))
-        self._unanswered(move.seat)
+        self._leave_unanswered(move.seat)
 
     def _send_late(self, move: Move) -> None:
         self._post(move.seat, self.stage.position(move.seat).command)
-        self._unanswered(move.seat)
+        self._leave_unanswered(move.seat)
 
     def _post(self, seat: int, item: Any) -> None:
         granted = self.stage.position(seat).granted
@@ -309,7 +309,7 @@ class Moves:
             item = Commit(item.id, None)  # equal commits make equal states
         elif type(item) is Mark:
             item = replace(item, keys=tuple(item.keys))  # as a part of a state it must have a hash
-        self.stage.late.append(UnderWay(seat, 0 if granted is None else granted.fence, item))
+        self.stage.late.append(LateSend(seat, 0 if granted is None else granted.fence, item))
 
     def _batch(self, move: Move, applied: int) -> None:
         for number, seat in enumerate(move.others):
@@ -317,7 +317,7 @@ class Moves:
                 self._post(seat, self.stage.position(seat).command)
             elif number < applied:
                 self._apply(seat, self._item(seat))
-            self._unanswered(seat)
+            self._leave_unanswered(seat)
 
     def _arrive(self, move: Move) -> None:
         stage = self.stage
@@ -444,7 +444,7 @@ class Moves:
     def _tick(self, move: Move) -> None:
         """Let a lease pass. Keepers renew in the middle of it, except those of workers that stall."""
         stage = self.stage
-        held = stage.held()
+        held = stage.holders()
         stage.world.now += LEASE_US // 2
         for seat in held:
             at, place = stage.position(seat), stage.seats[seat]

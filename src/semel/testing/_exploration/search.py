@@ -7,9 +7,8 @@ from functools import partial
 
 from msgspec import Struct
 
-from semel.testing._exploration.costs import OPERATOR_MOVES, Move
 from semel.testing._exploration.moves import Moves
-from semel.testing._exploration.scenes import Bounds, ExploredScene
+from semel.testing._exploration.scenes import OPERATOR_MOVES, Bounds, ExploredScene, Move
 from semel.testing._exploration.stage import GONE, ExploredStage, Seat, State
 from semel.testing._simulation.modes import Mode, judge
 from semel.testing._simulation.referee import MAX_ATTEMPTS, SimEvent
@@ -131,7 +130,7 @@ class Search:
         at = first
         for number in numbers[-2::-1]:
             stage.load(at)
-            move = self._named(self.moves.all()[number], names, plain.stage)
+            move = self._with_names(self.moves.all()[number], names, plain.stage)
             path.append(plain.all().index(move))
             with suppress(Violation):
                 plain.make(move)
@@ -143,7 +142,7 @@ class Search:
                 names = [names[old] for old in order]
         return tuple(path)
 
-    def _named(self, move: Move, names: list[int], plain: ExploredStage) -> Move:
+    def _with_names(self, move: Move, names: list[int], plain: ExploredStage) -> Move:
         """Return the move for workers that keep their names."""
         if move.kind in OPERATOR_MOVES:
             return move
@@ -190,17 +189,17 @@ class Search:
     def _deliver_rest(self, workers: int) -> None:
         stage = self.stage
         for _ in range(TRIES_MAX):
-            waiting = list(self._unfinished())
+            waiting = list(self._find_unfinished())
             if not waiting:
                 return
             stage.world.now += 2 * LEASE_US
             for program in waiting:
                 self._deliver(program, workers)
-        if left := list(self._unfinished()):
+        if left := list(self._find_unfinished()):
             names = ", ".join(stage.event_of(program).payload for program in left)
             raise Violation("unfinished", f"{names}: still not done {TRIES_MAX} deliveries after the faults")
 
-    def _unfinished(self) -> Iterator[int]:
+    def _find_unfinished(self) -> Iterator[int]:
         stage = self.stage
         if stage.mode.journal:
             if any(event.grants and not event.completed for event in stage.events):

@@ -36,7 +36,7 @@ class Seat(NamedTuple):
     deadline_us: int = 0
 
 
-class UnderWay(NamedTuple):
+class LateSend(NamedTuple):
     """A request or effect under way, whose sender no longer waits for it. `item`: an item, or the part of an effect."""
 
     seat: int
@@ -44,7 +44,7 @@ class UnderWay(NamedTuple):
     item: Any
 
 
-class Interned:
+class NumberedValues:
     """Equal values get equal numbers."""
 
     def __init__(self) -> None:
@@ -105,11 +105,16 @@ class ExploredStage:
             SimAttempt(self.events[0], SELF, f"w{number + 1}", START_US)
             for number in range(len(self.seats) + 1)
         ]
-        self.late: list[UnderWay] = []
+        self.late: list[LateSend] = []
         self.left: dict[str, int] = {name: getattr(bounds, name) for name in BUDGETS}
         self.acked = [False] * len(self.messages)
         self.payloads: list[frozenset[int]] = [frozenset()] * scene.keys
-        self._seats, self._late, self._cells, self._budgets = Interned(), Interned(), Interned(), Interned()
+        self._seats, self._late, self._cells, self._budgets = (
+            NumberedValues(),
+            NumberedValues(),
+            NumberedValues(),
+            NumberedValues(),
+        )
         self._plain_order = list(range(len(self.seats)))
         self._owners = [
             (1 if flaws.owner_per_process else seat + 1).to_bytes(8, "big") + SELF[8:]
@@ -194,7 +199,7 @@ class ExploredStage:
         """Let a worker end or die: nothing of it is left, but its requests under way."""
         self.seats[seat] = Seat(self.seats[seat].program, GONE)
 
-    def held(self) -> list[int]:
+    def holders(self) -> list[int]:
         """Return the workers that hold a claim by all that they know."""
         return [seat for seat in range(len(self.seats)) if self.holds(seat)]
 

@@ -121,7 +121,7 @@ class OrderSearch:
         fitting.sort(key=lambda each: self.calls[each[0]].ended_ns)
         for at, states in fitting:
             yield from ((at, repeats, after_it) for after_it in states)
-        hidden = self._hidden(ready, state, repeats)
+        hidden = self._unseen_calls(ready, state, repeats)
         if any(states for _, states in fitting):
             yield from hidden
             return
@@ -133,7 +133,7 @@ class OrderSearch:
                 later.append(move)
         yield from later
 
-    def _hidden(
+    def _unseen_calls(
         self, ready: list[tuple[int, HistoryCall]], state: ModelState, repeats: int
     ) -> Iterator[tuple[int, int, ModelState]]:
         """Yield what may have happened unseen: calls without an answer, and requests that were sent again."""
@@ -141,10 +141,10 @@ class OrderSearch:
             if not call.answered:
                 if call.ended_ns < NEVER_NS:
                     yield at, repeats, state  # it may have changed nothing
-                yield from ((at, repeats, after_it) for after_it in self._unseen(state, call))
+                yield from ((at, repeats, after_it) for after_it in self._states_after_unseen(state, call))
         again = [each for each in ready if each[1].answered and not isinstance(each[1].item, Lookup)]
         for at, call in sorted(again, key=lambda each: each[1].ended_ns) if repeats else ():
-            yield from ((at, repeats - 1, after_it) for after_it in self._unseen(state, call))
+            yield from ((at, repeats - 1, after_it) for after_it in self._states_after_unseen(state, call))
 
     def _ready(self, placed: int) -> list[int]:
         """Return the calls that may come next: none of the others ended before they began."""
@@ -157,7 +157,7 @@ class OrderSearch:
         low, high = call.clock_us
         return after_answer(state, call, self.rules, low - self.skew_us, high + self.skew_us)
 
-    def _unseen(self, state: ModelState, call: HistoryCall) -> list[ModelState]:
+    def _states_after_unseen(self, state: ModelState, call: HistoryCall) -> list[ModelState]:
         until_us = (
             self.until_us if call.answered or call.ended_ns == NEVER_NS else call.clock_us[1] + self.skew_us
         )

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from semel.core.commands import Answer, Claim, Forget, Item, Lookup, RecordItem, Renew, Resolve, Settle
-from semel.core.protocols import AsyncStore, Capabilities, HasAsyncTwin, Listener, Store
+from semel.core.protocols import AsyncStore, AsyncStoreWrapper, HasAsyncTwin, Store, StoreWrapper
 from semel.stores.http.encoding import answers_from, answers_to, items_from
 from semel.types import Id, Unavailable
 
@@ -115,31 +115,21 @@ def _clock_us() -> int:
     return time.time_ns() // 1000
 
 
-class RecordingStore:
+class RecordingStore(StoreWrapper):
     """A store that records each call in a file; one file for each process. Everything else is the store's own."""
 
     def __init__(self, store: Store, path: str | Path, worker: str = "") -> None:
-        self._store = store
+        super().__init__(store)
         self._recorder = _Recorder(path, worker)
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
-        return self._store.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The store's capabilities."""
-        return self._store.capabilities
 
     def open(self) -> None:
         """Open the file and the store."""
         self._recorder.open()
-        self._store.open()
+        super().open()
 
     def close(self) -> None:
         """Close the store, then the file."""
-        self._store.close()
+        super().close()
         self._recorder.close()
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
@@ -153,10 +143,6 @@ class RecordingStore:
         self._recorder.end(number, answers)
         return answers
 
-    def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Watch the store; not recorded."""
-        return self._store.watch(listener)
-
     def twin(self) -> "AsyncRecordingStore":
         """Return the store's own twin, recorded in the same file. Raises `TypeError` if it has none."""
         if not isinstance(self._store, HasAsyncTwin):
@@ -164,31 +150,21 @@ class RecordingStore:
         return AsyncRecordingStore(self._store.twin(), self._recorder.path, self._recorder.worker)
 
 
-class AsyncRecordingStore:
+class AsyncRecordingStore(AsyncStoreWrapper):
     """The same for an event loop."""
 
     def __init__(self, store: AsyncStore, path: str | Path, worker: str = "") -> None:
-        self._store = store
+        super().__init__(store)
         self._recorder = _Recorder(path, worker)
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
-        return self._store.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The store's capabilities."""
-        return self._store.capabilities
 
     async def aopen(self) -> None:
         """Open the file and the store."""
         self._recorder.open()
-        await self._store.aopen()
+        await super().aopen()
 
     async def aclose(self) -> None:
         """Close the store, then the file."""
-        await self._store.aclose()
+        await super().aclose()
         self._recorder.close()
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
@@ -201,10 +177,6 @@ class AsyncRecordingStore:
             raise
         self._recorder.end(number, answers)
         return answers
-
-    def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Watch the store; not recorded."""
-        return self._store.watch(listener)
 
 
 def read_history(paths: Iterable[str | Path]) -> History:

@@ -33,7 +33,7 @@ class ModelState(Struct, frozen=True):
 EMPTY = ModelState()
 
 
-def moved(record: Record, fields: tuple[str, ...], by_us: int) -> Record:
+def move_times(record: Record, fields: tuple[str, ...], by_us: int) -> Record:
     """Return the record with these times moved."""
     if not by_us:
         return record
@@ -131,7 +131,7 @@ def after_answer(state: ModelState, call: HistoryCall, rules: Rules, low: int, h
                 continue
             after = ModelState(record, rest) if written is None else ModelState(written)
             if written is None and rest is not None and record is not None:
-                after = _narrowed(record, rest, call, (low, high))
+                after = _narrow_times(record, rest, call, (low, high))
             if after not in found:
                 found.append(after)
     return found
@@ -158,10 +158,10 @@ def _settled_times(
         steps |= {low + rest_us - record.lease_until_us, high + rest_us - record.lease_until_us}
     for step in sorted(steps):
         if 0 <= step <= most:
-            yield moved(record, fields, step), (most - step, fields)
+            yield move_times(record, fields, step), (most - step, fields)
 
 
-def _narrowed(
+def _narrow_times(
     record: Record, loose: tuple[int, tuple[str, ...]], call: HistoryCall, within: tuple[int, int]
 ) -> ModelState:
     """Return the record with the times that it may still have after this answer."""
@@ -205,7 +205,7 @@ def _choices(state: ModelState) -> Iterator[tuple[Record | None, None]]:
         return
     most, fields = state.loose
     for step in (0, most):
-        yield moved(state.record, fields, step), None
+        yield move_times(state.record, fields, step), None
 
 
 def _put(found: list[ModelState], state: ModelState) -> None:

@@ -13,7 +13,7 @@ from semel.policy import Policy
 from semel.testing._simulation.handler import handler_of, play
 from semel.testing._simulation.referee import MAX_ATTEMPTS, WHOLE, SimAttempt, SimEvent
 from semel.testing._simulation.store import Commit, Flaws, SimSeen, SinkKind
-from semel.testing._simulation.worker import Declined
+from semel.testing._simulation.worker import PermanentError
 from semel.testing._simulation.world import LEASE_US, Violation
 from semel.types import (
     CannotTell,
@@ -70,21 +70,23 @@ def task_for(mode: Mode, event: SimEvent, owner: bytes, wait_s: float, flaws: Fl
         quarantine=mode.quarantine,
     )
     policy = POLICIES[wait_s]
-    return Task(claim, _unused, replace(policy, probe=_unused_probe) if mode.probe else policy)
+    return Task(claim, _no_handler, replace(policy, probe=_no_probe) if mode.probe else policy)
 
 
 POLICIES = {
-    wait_s: Policy(lease_s=LEASE_US / 1e6, wait_s=wait_s, max_attempts=MAX_ATTEMPTS, permanent=(Declined,))
+    wait_s: Policy(
+        lease_s=LEASE_US / 1e6, wait_s=wait_s, max_attempts=MAX_ATTEMPTS, permanent=(PermanentError,)
+    )
     for wait_s in (0.0, 0.4, 2.5)
 }
 """Duplicates that do not wait, that wait less than a lease, and that wait long enough to take over."""
 
 
-def _unused() -> None:
+def _no_handler() -> None:
     """Stand in for the handler, which the simulated worker plays itself."""
 
 
-def _unused_probe(_inquiry: Inquiry) -> CannotTell:
+def _no_probe(_inquiry: Inquiry) -> CannotTell:
     """Stand in for the probe, which the simulated worker plays itself."""
     return CannotTell()
 
@@ -121,7 +123,7 @@ def run_in_inbox(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome
         return seen
     if seen:
         return Done(None, replayed=True, kept=False)
-    ran = yield from Invoke(_unused)
+    ran = yield from Invoke(_no_handler)
     if isinstance(ran, Raised):
         return Errored(ran.error, 1)
     committed = yield from Commit(task.claim.id, attempt)

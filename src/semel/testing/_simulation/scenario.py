@@ -140,7 +140,7 @@ class Simulation:
         self.world.run(until)
         self.world.faults_until = 0
         self.store.down_until_us = 0
-        if left := self.source.unfinished():
+        if left := self.source.unfinished_events():
             raise Violation("unfinished", f"{', '.join(left)} long after the faults stopped")
 
     def _let_windows_end(self) -> None:

@@ -123,7 +123,7 @@ class SimQueue(SimSource):
         else:
             self.referee.on_observed_run(run.attempt, outcome)
 
-    def unfinished(self) -> list[str]:
+    def unfinished_events(self) -> list[str]:
         """Return the events that were never acknowledged."""
         return [message.event.payload for message in self.messages if not message.acked]
 
@@ -162,7 +162,7 @@ class Socket(SimSource):
 
     def _sweep(self, worker: Worker) -> None:
         fair = self.world.now >= self.world.faults_until + QUIET_US
-        if self.world.now >= self.sweep_until_us or (fair and not self.unfinished()):
+        if self.world.now >= self.sweep_until_us or (fair and not self.unfinished_events()):
             return
         self._listen(worker)
         run = SimRun(worker, self.attempt(worker, self.events[0]), iter(()), _ignore_outcome)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ class Socket(SimSource):
         """Return the event of a journaled record."""
         return self.referee.events[record_id]
 
-    def unfinished(self) -> list[str]:
+    def unfinished_events(self) -> list[str]:
         """Return the events that were accepted and are not done."""
         return [event.payload for event in self.events if event.grants and not event.completed]
 

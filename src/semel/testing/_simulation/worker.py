@@ -34,11 +34,11 @@ BACKOFF_US = LEASE_US // 50
 COIN = 0.5
 
 
-class Declined(Exception):
+class PermanentError(Exception):
     """A permanent error."""
 
 
-class Hiccup(Exception):
+class TransientError(Exception):
     """A transient error."""
 
 
@@ -288,7 +288,7 @@ class Worker:
         if world.chance(world.weather.handler_crash):
             self.crash()
             return
-        ran: Ran = Raised(Hiccup("no answer")) if silent else Returned(answer)
+        ran: Ran = Raised(TransientError("no answer")) if silent else Returned(answer)
         world.after(self, world.between(*LATENCY_US), self._resume, run, ran)
 
     # --- the handler ---
@@ -314,12 +314,14 @@ class Worker:
             attempt.touch()
             self._on_end(run, Raised(ClaimLost("noticed by the handler"), lost=True))
         elif attempt.event.kind == "permanent":
-            self._on_end(run, Raised(Declined("never")))
+            self._on_end(run, Raised(PermanentError("never")))
         elif attempt.event.kind == "poison":
             self._on_end(run, Raised(NotApplied("never")))
         elif world.chance(weather.error_before):
             attempt.touch()
-            self._on_end(run, Raised(NotApplied("not now") if world.random() < COIN else Hiccup("not now")))
+            self._on_end(
+                run, Raised(NotApplied("not now") if world.random() < COIN else TransientError("not now"))
+            )
         elif world.chance(weather.handler_crash):
             self.crash()
         else:
@@ -357,12 +359,12 @@ class Worker:
             return
         world, weather, attempt = self.world, self.world.weather, run.attempt
         if applied is None:
-            self._on_end(run, Raised(Hiccup("the sink did not answer")))
+            self._on_end(run, Raised(TransientError("the sink did not answer")))
         elif not applied:
-            self._on_end(run, Raised(Hiccup("the sink knows a newer fence")))
+            self._on_end(run, Raised(TransientError("the sink knows a newer fence")))
         elif world.chance(weather.error_after):
             attempt.touch()
-            self._on_end(run, Raised(Hiccup("too late")))
+            self._on_end(run, Raised(TransientError("too late")))
         elif world.chance(weather.handler_crash):
             self.crash()
         else:

@@ -45,7 +45,7 @@ class Process(Protocol):
     paused_until_us: int
 
 
-class Weather:
+class FaultOdds:
     """The odds of each fault in one seed. Each seed draws its own, so that each fault is frequent in some seed."""
 
     __slots__ = (
@@ -97,7 +97,7 @@ class World:
     def __init__(self, seed: int, *, may_flush: bool = False, trace: list[str] | None = None) -> None:
         self.rng = Random(seed)
         self.random = self.rng.random
-        self.weather = Weather(self.rng, may_flush=may_flush)
+        self.weather = FaultOdds(self.rng, may_flush=may_flush)
         self.now = START_US
         self.faults_until = START_US + FAULTS_US
         self.steps = 0

@@ -159,13 +159,13 @@ class KafkaTopic:
         """Produce messages, without a key: copies of an event go to any partition."""
         failed: list[str] = []
 
-        def delivered(error: Any, _message: Any) -> None:
+        def on_delivery(error: Any, _message: Any) -> None:
             if error is not None:
                 failed.append(str(error))
 
         for key, body in messages:
             headers: list[tuple[str, str | bytes | None]] = [("message_id", key.encode())]
-            self._producer.produce(self._topic, body.encode(), headers=headers, on_delivery=delivered)
+            self._producer.produce(self._topic, body.encode(), headers=headers, on_delivery=on_delivery)
         if self._producer.flush(ANSWER_S) or failed:
             raise SourceUnavailable(f"{self.name} takes no messages: {'; '.join(failed[:1]) or 'no answer'}")
 

@@ -16,6 +16,7 @@ from semel.testing.chaos.feeds import Feed
 from semel.testing.chaos.ledger import ChaosLedger, FaultNote, HandlerCall, Stage, WorkerLedger
 from semel.testing.chaos.messages import (
     ChaosOrder,
+    DeliveriesReceived,
     DeliveryAnswer,
     FromConductor,
     FromWorker,
@@ -27,7 +28,6 @@ from semel.testing.chaos.messages import (
     RunBegan,
     RunEnded,
     RunReached,
-    Took,
     Watched,
     from_worker,
 )
@@ -59,8 +59,6 @@ class ChaosProgress(Struct):
     """Counts so far, for a display."""
 
     rounds: int = 0
-    rounds_all: int = 0
-    """How many rounds there will be; 0: as many as begin within the time."""
     share: float = 0.0
     events: int = 0
     acked: int = 0
@@ -132,7 +130,7 @@ class Conductor:
         self._errors = 0
         self._last_error = ""
         self.ledger: ChaosLedger = ChaosLedger()
-        self.progress: ChaosProgress = ChaosProgress(rounds_all=settings.rounds)
+        self.progress: ChaosProgress = ChaosProgress()
 
     def run(self) -> list[str]:
         """Run all rounds. Returns the keys of the events. Raises `ChaosFailed`. Ends every worker on exit."""
@@ -345,7 +343,7 @@ class Conductor:
             case HandlerSource(file, first, last):
                 process.ready = True
                 self.ledger.file, self.ledger.line_first, self.ledger.line_last = file, first, last
-            case Took(deliveries):
+            case DeliveriesReceived(deliveries):
                 for position, key in deliveries:
                     state.in_hand[position] = key
                     self.ledger.deliveries[key] = self.ledger.deliveries.get(key, 0) + 1

@@ -10,6 +10,7 @@ from semel.types import Mode
 __all__ = [
     "PHASES",
     "ChaosOrder",
+    "DeliveriesReceived",
     "DeliveryAnswer",
     "FromConductor",
     "FromWorker",
@@ -23,7 +24,6 @@ __all__ = [
     "RunBegan",
     "RunEnded",
     "RunReached",
-    "Took",
     "Watched",
     "from_conductor",
     "from_worker",
@@ -69,7 +69,7 @@ class HandlerSource(Struct, frozen=True, tag=True):
     line_last: int = 0
 
 
-class Took(Struct, frozen=True, tag=True):
+class DeliveriesReceived(Struct, frozen=True, tag=True):
     """Deliveries were received: position and key of each."""
 
     deliveries: list[tuple[str, str]]
@@ -127,7 +127,7 @@ class Lagged(Struct, frozen=True, tag=True):
 
 
 FromWorker: TypeAlias = (
-    HandlerSource | Took | RunBegan | RunReached | RunEnded | Halted | DeliveryAnswer | Lagged
+    HandlerSource | DeliveriesReceived | RunBegan | RunReached | RunEnded | Halted | DeliveryAnswer | Lagged
 )
 
 

@@ -154,7 +154,7 @@ def build_report(
         ],
         how=explanation.how,
         weaknesses=[redact(weakness.what) for weakness in explanation.weaknesses],
-        broken=_broken(events),
+        broken=_list_broken(events),
         not_injected=not_injected,
     )
 
@@ -191,7 +191,7 @@ def build_command(settings: ChaosSettings, rounds: int) -> str:
     return shlex.join(words)
 
 
-def _broken(events: Sequence[EventResult]) -> list[str]:
+def _list_broken(events: Sequence[EventResult]) -> list[str]:
     bad = [event for event in events if not event.kept]
     told = [f"{event.key}: {event.why}" for event in bad[:NAMED_MAX]]
     if len(bad) > NAMED_MAX:

@@ -21,9 +21,10 @@ from semel.brokers import Route, Runner, RunnerLimits, source_for
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.observe.events import HookEvent, StoreFailed, StoreSent
 from semel.runtime.process import load_object
-from semel.testing.chaos.lines import LINE_TIMES_MAX
+from semel.testing.chaos.lines import LINE_TIMES_MAX, LineTracer, current_run, find_code, lines_of
 from semel.testing.chaos.messages import (
     ChaosOrder,
+    DeliveriesReceived,
     DeliveryAnswer,
     FromConductor,
     FromWorker,
@@ -35,12 +36,10 @@ from semel.testing.chaos.messages import (
     RunBegan,
     RunEnded,
     RunReached,
-    Took,
     Watched,
     from_conductor,
 )
 from semel.testing.chaos.stores import find_chaos_store
-from semel.testing.chaos.tracing import LineTracer, current_run, find_code, lines_of
 from semel.testing.worker_processes import WorkerSocket
 
 __all__ = ["EFFECTS_TABLE", "start_worker"]
@@ -175,7 +174,7 @@ class ReportingSource:
         """Receive, and report what has arrived."""
         arrivals = await self._inner.receive(limit, wait_s)
         if arrivals:
-            self._link.say(Took([(_position(each), _key(each)) for each in arrivals]))
+            self._link.say(DeliveriesReceived([(_position(each), _key(each)) for each in arrivals]))
             for each in arrivals:
                 self._link.halt(_key(each), "received")
         return arrivals

@@ -24,14 +24,14 @@ from semel.testing.contract.harness import (
     ENDS,
     LONG,
     SHORT,
-    Hear,
-    Heard,
+    AwaitNotification,
     HeldClaim,
-    Listen,
+    ReadNotifications,
     Reopen,
     ScenarioContext,
     Send,
-    Unlisten,
+    StartWatching,
+    StopWatching,
     check,
     equal,
     expect,
@@ -209,40 +209,42 @@ def time_and_fences_go_on_after_reopening(b: ScenarioContext) -> Flow[None]:
 @scenario("notifies")
 def watchers_are_notified_of_changes_that_end_a_wait(b: ScenarioContext) -> Flow[None]:
     """Watchers are notified when a record becomes done, failed, released, quarantined or forgotten."""
-    yield from Listen()
+    yield from StartWatching()
     for to in ENDS:
         held = yield from b.hold(to)
         expect((yield from held.settle(to, b"r")), Completed)
-        check((yield from Hear(b.id(to))), f"no notification of a record that became {to}")
+        check((yield from AwaitNotification(b.id(to))), f"no notification of a record that became {to}")
     yield from b.hold("forgotten")
     expect((yield from Forget(b.id("forgotten"), force=True)), Forgotten)
-    check((yield from Hear(b.id("forgotten"))), "no notification of a forgotten record")
-    yield from Unlisten()
+    check((yield from AwaitNotification(b.id("forgotten"))), "no notification of a forgotten record")
+    yield from StopWatching()
 
 
 @scenario("notifies")
 def a_watch_that_ended_gets_no_notification(b: ScenarioContext) -> Flow[None]:
     """The function that `watch` returns ends that watch; other watches continue."""
-    yield from Listen()
+    yield from StartWatching()
     yield from b.finish("one")
-    check((yield from Hear(b.id("one"))), "no notification of a finished record")
-    yield from Unlisten()
+    check((yield from AwaitNotification(b.id("one"))), "no notification of a finished record")
+    yield from StopWatching()
     yield from b.finish("two")
-    check(b.id("two") not in (yield from Heard()), "a notification came after the watch had ended")
-    yield from Listen()
+    check(
+        b.id("two") not in (yield from ReadNotifications()), "a notification came after the watch had ended"
+    )
+    yield from StartWatching()
     yield from b.finish("three")
-    check((yield from Hear(b.id("three"))), "no notification to a second watch")
-    yield from Unlisten()
+    check((yield from AwaitNotification(b.id("three"))), "no notification to a second watch")
+    yield from StopWatching()
 
 
 @scenario("notifies")
 def watchers_are_not_notified_of_lost_writes(b: ScenarioContext) -> Flow[None]:
     """A lost write changes nothing, so it causes no notification."""
     held = yield from b.hold()
-    yield from Listen()
+    yield from StartWatching()
     expect((yield from held.settle("done", fence=held.fence + 1)), Lost)
     expect((yield from b.claim()), Busy)
     yield from b.finish("other")
-    check((yield from Hear(b.id("other"))), "no notification of a finished record")
-    check(b.id() not in (yield from Heard()), "a lost write caused a notification")
-    yield from Unlisten()
+    check((yield from AwaitNotification(b.id("other"))), "no notification of a finished record")
+    check(b.id() not in (yield from ReadNotifications()), "a lost write caused a notification")
+    yield from StopWatching()

@@ -73,21 +73,21 @@ class Reopen(Command[None], frozen=True):
     """Close the store and continue with another store object on the same records."""
 
 
-class Listen(Command[None], frozen=True):
+class StartWatching(Command[None], frozen=True):
     """Watch the store from here on."""
 
 
-class Unlisten(Command[None], frozen=True):
+class StopWatching(Command[None], frozen=True):
     """Stop watching."""
 
 
-class Hear(Command[bool], frozen=True):
+class AwaitNotification(Command[bool], frozen=True):
     """Return whether a notification of this record comes within a few seconds; then drop all notifications."""
 
     id: Id
 
 
-class Heard(Command[list[Id]], frozen=True):
+class ReadNotifications(Command[list[Id]], frozen=True):
     """Return the notifications so far, without waiting."""
 
 

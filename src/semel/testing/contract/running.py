@@ -9,28 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from semel.core.commands import Answer, Command, Count, Item
-from semel.core.protocols import AsyncStore, Store
+from semel.core.protocols import AnyStore, AsyncStore, Store
 from semel.runtime.channel import channel_for
 from semel.runtime.generators import adrive, drive
 from semel.testing import ManualClock
 from semel.testing.contract.harness import (
     Advance,
     AtOnce,
-    Hear,
-    Heard,
-    Listen,
+    AwaitNotification,
+    ReadNotifications,
     Reopen,
     Scenario,
     ScenarioContext,
     Send,
+    StartWatching,
     StepBack,
-    Unlisten,
+    StopWatching,
     brief,
     expect,
 )
 from semel.types import Id, Stats
 
-AnyStore: TypeAlias = Store | AsyncStore
 AsyncSend: TypeAlias = Callable[[Sequence[Item]], Awaitable[list[Answer]]]
 
 MANUAL_UNIT_US = 1_000_000
@@ -98,7 +97,7 @@ def async_send(store: AnyStore) -> tuple[AsyncSend, Callable[[], None]]:
     return channel.asend, channel.close
 
 
-class _Ear:
+class _NotificationLog:
     """Collects the notifications of a watch, from any thread."""
 
     def __init__(self) -> None:
@@ -127,7 +126,7 @@ class _Session:
 
     def __init__(self, scenario: Scenario, harness: Harness) -> None:
         self.harness = harness
-        self.ear = _Ear()
+        self.ear = _NotificationLog()
         self._scenario = scenario
         self.flow = scenario.flow(ScenarioContext(harness.unit_us, manual=harness.clock is not None))
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
@@ -147,11 +146,11 @@ class _Session:
         match command:
             case StepBack(us):
                 self._manual().step_back(us=us)
-            case Listen():
+            case StartWatching():
                 self.ear.stop = store.watch(self.ear)
-            case Unlisten():
+            case StopWatching():
                 self.ear.stop()
-            case Heard():
+            case ReadNotifications():
                 return self.ear.notifications()
             case _:
                 raise TypeError(f"a scenario yielded {command!r}")
@@ -181,13 +180,13 @@ class _Threads(_Session):
                 return self._at_once(batches)
             case Advance(us):
                 return self._advance(us)
-            case Hear(record_id):
+            case AwaitNotification(record_id):
                 return self.ear.wait(record_id, self.harness.hear_s)
             case Reopen():
                 self._store.close()
                 self._store = self._connect()
                 return None
-            case StepBack() | Listen() | Unlisten() | Heard():
+            case StepBack() | StartWatching() | StopWatching() | ReadNotifications():
                 return self.perform_shared(command, self._store)
             case _:
                 return self._store.send([command])[0]  # type: ignore[list-item]  # an item, by the flow's type
@@ -248,12 +247,12 @@ class _Loop(_Session):
                 return await asyncio.gather(*map(self._send, batches))
             case Advance(us):
                 return await self._advance(us)
-            case Hear(record_id):
+            case AwaitNotification(record_id):
                 return await asyncio.to_thread(self.ear.wait, record_id, self.harness.hear_s)
             case Reopen():
                 await self._close()
                 return await self.open()
-            case StepBack() | Listen() | Unlisten() | Heard():
+            case StepBack() | StartWatching() | StopWatching() | ReadNotifications():
                 return self.perform_shared(command, self._store)
             case _:
                 return (await self._send([command]))[0]  # type: ignore[list-item]  # as above
