@@ -208,11 +208,16 @@ class RabbitQueue:
         if found:
             self._heard_at = monotonic()
         elif monotonic() - self._heard_at > ASK_AFTER_S:
-            await self._ask_whether_it_answers()
+            await self.ping()
         return [self._arrival(message) for message in found]
 
-    async def _ask_whether_it_answers(self) -> None:
-        """Ask for the queue: a server that is gone without closing the connection looks like an empty queue."""
+    async def ping(self) -> None:
+        """Ask for the queue: a server that is gone without closing the connection looks like an empty queue.
+
+        Returns when the server has answered. Raises `SourceUnavailable`.
+        """
+        if self._channel is None:
+            raise SourceUnavailable("not open")
         try:
             await self._channel.declare_queue(self.options.queue, passive=True, timeout=CONNECT_S)
         except UNREACHABLE as error:
