@@ -18,7 +18,7 @@ import semel
 from semel import Policy
 from semel.brokers import Arrival, Runner
 from semel.brokers.probes import look_at
-from semel.brokers.rabbitmq import from_url
+from semel.brokers.rabbitmq import RabbitConnection, from_url
 from semel.brokers.source import Source
 from semel.cli import consume
 from semel.cli.output import OK, TRY_LATER
@@ -234,6 +234,28 @@ def test_a_management_api_out_of_reach_is_said_once_and_asked_again(
     assert "asking again" in away
     assert "answers again" in back
     assert capsys.readouterr().err.count("warning: ") == 2, "one for each consumer: the window is too short"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", range(6))
+def test_a_close_amid_the_end_of_the_event_loop_ends(turns: int) -> None:
+    """Then every task is cancelled once, also those of the driver for which its close waits."""
+
+    async def scene() -> None:
+        connection = await aio_pika.connect(service.url(), connection_class=RabbitConnection)
+        closing = connection.transport.connection.closing  # type: ignore[union-attr]
+        close = asyncio.create_task(connection.close())
+        while not closing.done():  # noqa: ASYNC110 - each turn of the loop counts
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        done, _ = await asyncio.wait([close], timeout=WITHIN_S)
+        assert done
+        assert connection.is_closed
+
+    asyncio.run(scene())
 
 
 @pytest.mark.slow
