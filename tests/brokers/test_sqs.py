@@ -206,10 +206,18 @@ async def test_a_message_arrives_as_the_relay_got_it_though_it_is_no_text_and_ha
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_dead_letter_keeps_all_ten_attributes_and_waits_for_a_queue_that_takes_it() -> None:
-    """The service takes ten attributes, of which one is the letter's information."""
+    """The service takes ten attributes, of which one is the letter's information.
+
+    The server of this test has no size limits of queues, so the source is told of one.
+    """
     queue = await asyncio.to_thread(Queue, fifo=False)
-    small = {"MaximumMessageSize": "2048"}
-    await asyncio.to_thread(queue.sqs.set_queue_attributes, QueueUrl=queue.urls[1], Attributes=small)
+    source: Any = queue.source()
+    attributes, limit = source.attributes, "2048"
+
+    async def with_limit(name: str = "") -> Mapping[str, str]:
+        return {**await attributes(name), "MaximumMessageSize": limit}
+
+    source.attributes = with_limit
     own = {"message_id": "a", **{f"h{n}": str(n) for n in range(9)}}
     entry = {
         "Id": "0", "MessageBody": b64encode(os.urandom(3000)).decode(),
@@ -222,17 +230,15 @@ async def test_a_dead_letter_keeps_all_ten_attributes_and_waits_for_a_queue_that
 
     policy = semel.Policy(permanent=(ValueError,), retry_delay_s=0.05)
     async with semel.aopen("memory:", consumer="c", policy=policy) as once:
-        runner = Runner(queue.source(), fail, once=once)
+        runner = Runner(source, fail, once=once)
         running = asyncio.create_task(runner.run())
         await until(lambda: runner.counts.stuck)
         assert (await queue.dead(), runner.counts.acked) == ([], 0)
-        large = {"MaximumMessageSize": "262144"}
-        await asyncio.to_thread(queue.sqs.set_queue_attributes, QueueUrl=queue.urls[1], Attributes=large)
+        limit = "262144"
         await until(lambda: runner.counts.acked)
         assert runner.counts.stuck == 0
         runner.stop()
         await running
-    source: Any = queue.source()
     await source.open()
     [dead] = await source.look(10)
     assert (dead.body.decode(), dead.original()) == (entry["MessageBody"], own)

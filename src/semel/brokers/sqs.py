@@ -263,7 +263,7 @@ class SqsQueue:
         """Send a copy with its information in one attribute: a message has at most ten."""
         message = arrival.handle.message
         own, body = list(message.get("MessageAttributes", {}).items()), message["Body"]
-        ours = {}
+        ours: dict[str, Mapping[str, Any]] = {}
         if letter.body_encoding:
             # The service's own text of the body: of 250 kB of any text that it accepts, this saves 10 kB or more.
             ours[BODY] = {"DataType": "Binary", "BinaryValue": zlib.compress(body.encode())}
