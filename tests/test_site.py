@@ -47,8 +47,8 @@ def test_the_site_is_built_searched_and_dark(tmp_path: Path) -> None:
         console.hover()
         console.locator("button").click()
         copied = [line for line in page.evaluate("navigator.clipboard.readText()").splitlines() if line]
-        command = "semel once --key nightly-2026-11-15 -- sh -c 'echo 41 rows exported'"
-        assert copied == [command, command], "without prompts, and without what they print"
+        shown = "semel once --key nightly-2026-11-15 -- sh -c 'echo 41 rows exported'"
+        assert copied == [shown, shown], "without prompts, and without what they print"
         assert "Sources of events" in page.inner_text("nav.md-nav--primary")
         page.goto(f"{address}/docs/explain/faq.html")
         page.wait_for_selector('body[data-md-color-scheme="slate"]')

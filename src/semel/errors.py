@@ -196,7 +196,7 @@ class SourceUnavailable(SemelError):
 
 
 class MessageTooLarge(SourceUnavailable):
-    """The broker does not accept a message of this size. A dead letter is then sent without its body."""
+    """The broker does not accept a message of this size."""
 
 
 class SourceRefused(UsageError):

@@ -7,7 +7,7 @@ from typing import Any
 from tests.brokers import test_nats, test_rabbitmq, test_redis_streams, test_sqs
 from tests.brokers.topics import Topic
 
-__all__ = ["Made", "fifo", "kafka", "nats", "rabbitmq", "redis", "sqs"]
+__all__ = ["Made", "fifo", "kafka", "nats", "rabbitmq", "redis", "sqs", "work_queue"]
 
 
 async def redis() -> tuple[Any, str]:
@@ -17,6 +17,12 @@ async def redis() -> tuple[Any, str]:
 
 async def nats() -> tuple[Any, str]:
     broker = await test_nats.Stream().connect()
+    return broker, broker.url()
+
+
+async def work_queue() -> tuple[Any, str]:
+    """A stream of NATS that removes a message with its ack."""
+    broker = await test_nats.WorkQueue().connect()
     return broker, broker.url()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Route, Runner
-from semel.brokers.dead_letters import letter_for
+from semel.brokers.dead_letters import DeadLetter, headers_of, letter_for, replay
+from semel.brokers.source import DeadLetterInfo
 from semel.policy import Policy
 from semel.testing.broker_contract import Sent
 from tests.audits import audit_entries
-from tests.brokers.places import Made, fifo, kafka, nats, rabbitmq, redis, sqs
+from tests.brokers.places import Made, fifo, kafka, nats, rabbitmq, redis, sqs, work_queue
 from tests.cli.processes import semel as semel_program
 from tests.cli.processes import warm
+from tests.waiting import until
 
 __all__ = ["warm"]  # a fixture
 
@@ -87,6 +90,61 @@ async def scene(made: Made, folder: Path) -> None:
     await work()
     assert len(ran) == 1, "its message is lost"
     await broker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("made", "size"), [(work_queue, 1_048_300), (sqs, 262_100), (fifo, 262_100)])
+def test_a_body_near_the_limit_is_replayed_as_it_was(
+    made: Made, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    body = json.dumps(["naïve", "x" * (size - 16)], ensure_ascii=False).encode()
+    ran: list[tuple[str, bytes]] = []
+    broken = True
+
+    async def charge(message: Arrival) -> None:
+        if broken:
+            raise ValueError("no")
+        ran.append((semel.current().key, bytes(message.body)))
+
+    async def scene() -> None:
+        nonlocal broken
+        broker, _ = await made()
+        policy = semel.Policy(permanent=(ValueError,), retry_delay_s=0.05)
+        async with semel.aopen("memory:", consumer="billing", policy=policy) as once:
+
+            async def work() -> None:
+                runner = Runner(broker.source(), [Route(charge, once=once)])
+                running = asyncio.create_task(runner.run())
+                await until(lambda: runner.counts.acked)
+                runner.stop()
+                await running
+
+            await broker.send([Sent("a", body)])
+            await work()
+            source: Any = broker.source()
+            await source.open()
+            [dead] = await source.look(10)
+            assert (dead.letter.key, dead.letter.error, dead.body) == ("a", "ValueError: no", body)
+            await replay(source, dead, once)
+            await source.close()
+            broken = False
+            await work()
+        await broker.close()
+
+    asyncio.run(scene())
+    assert ran == [("a", body)], "the same key as before, once"
+
+
+def test_a_body_is_decompressed_only_if_semel_can_have_compressed_it() -> None:
+    letter = DeadLetterInfo(reason="failed", consumer="c", body_encoding="zlib")
+    headers = headers_of(letter)
+    assert DeadLetter.from_message("1", headers, zlib.compress(b"body")).body == b"body"
+    bomb = zlib.compress(bytes(70 * 1024 * 1024), 1)
+    for foreign in (b"", b"no zlib", zlib.compress(b"body")[:-1], bomb):
+        assert DeadLetter.from_message("1", headers, foreign).body == foreign
+    assert DeadLetter.from_message("1", {}, zlib.compress(b"body")).body == zlib.compress(b"body")
 
 
 def test_a_letter_has_only_the_kind_if_no_errors_are_kept() -> None:

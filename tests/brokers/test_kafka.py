@@ -85,6 +85,9 @@ class TestKafka(broker_contract.BrokerSuite):
     def bytes_near_limit(self) -> int:
         return 1_048_450
 
+    async def body_at(self, broker: Any, position: str) -> bytes:
+        return await asyncio.to_thread(broker.body_at, position)
+
     def source_for_tombstones(self, broker: Any, policy: TombstonePolicy) -> Source:
         return from_url(f"{broker.url}&session_s=1.5&tombstones={policy}")
 

@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 import nats
 import pytest
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 from nats.js.errors import NotFoundError
 
+import semel
+from semel.brokers import Arrival, Runner
 from semel.brokers.nats import from_url
 from semel.brokers.probes import look_at
 from semel.brokers.source import Source
@@ -22,10 +24,12 @@ from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.services import nats as service
 from tests.services.server import NOBODY
+from tests.waiting import until
 
 
 class Stream:
     ordered = False
+    retention = RetentionPolicy.LIMITS
 
     def __init__(self) -> None:
         self.name = f"t{os.urandom(6).hex()}"
@@ -36,7 +40,9 @@ class Stream:
     async def connect(self) -> "Stream":
         self.nats = await nats.connect(self.server)
         self.jetstream = self.nats.jetstream()
-        await self.jetstream.add_stream(name=self.name, subjects=[f"{self.name}.>"], duplicate_window=0.1)
+        await self.jetstream.add_stream(
+            name=self.name, subjects=[f"{self.name}.>"], duplicate_window=0.1, retention=self.retention
+        )
         return self
 
     def url(self, deadline_s: float = 2.0) -> str:
@@ -71,6 +77,12 @@ class Stream:
             except NotFoundError:
                 continue
         await self.nats.close()
+
+
+class WorkQueue(Stream):
+    """A stream that removes a message with its ack."""
+
+    retention = RetentionPolicy.WORK_QUEUE
 
 
 @pytest.mark.slow
@@ -113,6 +125,10 @@ class TestNats(broker_contract.BrokerSuite):
     def bytes_near_limit(self) -> int:
         return 1_048_300
 
+    async def body_at(self, broker: Any, position: str) -> bytes:
+        stream, _, sequence = position.partition("/")
+        return (await broker.jetstream.get_msg(stream, int(sequence))).data or b""
+
     async def probe(self, broker: Any) -> SourceFacts:
         return await look_at(broker.url())
 
@@ -152,6 +168,33 @@ def test_dead_letters_are_refused_where_they_would_be_consumed_again() -> None:
         await stream.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_body_that_cannot_be_compressed_stays_in_its_work_queue(caplog: pytest.LogCaptureFixture) -> None:
+    """Its ack would remove the only copy."""
+    body = os.urandom(1_048_300)
+
+    async def fail(_message: Arrival) -> None:
+        raise ValueError("never")
+
+    async def scene() -> None:
+        stream = await WorkQueue().connect()
+        await stream.send([Sent("a", body)])
+        policy = semel.Policy(permanent=(ValueError,), retry_delay_s=0.05)
+        async with semel.aopen("memory:", consumer="c", policy=policy) as once:
+            runner = Runner(stream.source(), fail, once=once)
+            running = asyncio.create_task(runner.run())
+            await until(lambda: runner.counts.stuck)
+            runner.stop()
+            await running
+        assert (runner.counts.stuck, runner.counts.acked, await stream.dead()) == (1, 0, [])
+        assert (await stream.jetstream.get_msg(stream.name, 1)).data == body
+        await stream.close()
+
+    asyncio.run(scene())
+    [said] = [line for line in caplog.messages if "cannot be written" in line]
+    assert "raise its max_payload" in said
 
 
 @pytest.mark.slow

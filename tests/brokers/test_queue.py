@@ -93,7 +93,7 @@ class TestQueue(broker_contract.BrokerSuite):
         "a_member_that_is_replaced_ends_with_the_reason": "consumers have no names",
         "a_missing_place_for_dead_letters_is_made_or_refused_at_the_start": IN_PROCESS,
         "a_place_for_dead_letters_that_is_removed_later_loses_nothing": IN_PROCESS,
-        "a_body_near_the_limit_is_left_out_of_its_dead_letter": "a body may have any size",
+        "a_body_near_the_limit_of_the_broker_is_not_lost": "a body may have any size",
         "a_message_without_a_body_is_passed_as_none_or_skipped": "every message has a body",
         "a_probe_with_wrong_credentials_is_refused": IN_PROCESS,
         "a_probe_reads_and_changes_nothing": IN_PROCESS,

@@ -1,9 +1,11 @@
 """RabbitMQ under the contract, looked at with a connection of its own."""
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +18,10 @@ import semel
 from semel import Policy
 from semel.brokers import Arrival, Runner
 from semel.brokers.probes import look_at
-from semel.brokers.rabbitmq import from_url
+from semel.brokers.rabbitmq import RabbitConnection, from_url
 from semel.brokers.source import Source
 from semel.cli import consume
+from semel.cli.output import OK, TRY_LATER
 from semel.errors import SourceRefused
 from semel.observe.probes import SourceFacts
 from semel.testing import broker_contract
@@ -27,7 +30,7 @@ from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.services import rabbitmq as service
 from tests.services import sqs_refusals
-from tests.services.server import NOBODY
+from tests.services.server import NOBODY, free_port
 from tests.waiting import WITHIN_S, until
 
 
@@ -88,7 +91,7 @@ class Queue:
 class TestRabbitmq(broker_contract.BrokerSuite):
     not_applicable: ClassVar = {
         "a_member_that_is_replaced_ends_with_the_reason": "consumers of a queue have no names",
-        "a_body_near_the_limit_is_left_out_of_its_dead_letter": "the limit of the server is on the body alone",
+        "a_body_near_the_limit_of_the_broker_is_not_lost": "the limit of the server is on the body alone",
         "a_message_without_a_body_is_passed_as_none_or_skipped": "a body may be empty, but not missing",
         "doctor_names_what_explain_names": "only the management API tells it: see tests/observe",
     }
@@ -183,6 +186,91 @@ def test_what_a_refused_probe_cannot_tell_is_said_to_be_unknown(
     said = capsys.readouterr().err
     assert "may deliver a message again is unknown" in said
     assert "the management API answers 501" in said
+
+
+class Management(BaseHTTPRequestHandler):
+    """A management API that knows one queue, whose messages last for a minute."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"durable": True, "arguments": {"x-message-ttl": 60_000}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_line: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_management_api_out_of_reach_is_said_once_and_asked_again(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+
+    async def scene() -> None:
+        queue = await Queue().connect()
+        url = f"{queue.url}&management=http://127.0.0.1:{port}"
+        outages = consume.ManagementOutages()
+        clients = [semel.aopen("memory:", consumer=name, window="30s") for name in ("a", "b")]
+        asking = [
+            asyncio.create_task(consume.warn_of_short_windows(each, [url], outages)) for each in clients
+        ]
+        await until(lambda: caplog.records)
+        server = HTTPServer(("127.0.0.1", port), Management)
+        answering = asyncio.create_task(asyncio.to_thread(server.serve_forever))
+        await asyncio.gather(*asking)
+        await asyncio.to_thread(server.shutdown)
+        await answering
+        server.server_close()
+        for client in clients:
+            await client.close()
+        await queue.close()
+
+    asyncio.run(scene())
+    away, back = (record.getMessage() for record in caplog.records)
+    assert away.startswith("the management API of amqp://")
+    assert f"http://127.0.0.1:{port} does not answer" in away
+    assert "asking again" in away
+    assert "answers again" in back
+    assert capsys.readouterr().err.count("warning: ") == 2, "one for each consumer: the window is too short"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", range(6))
+def test_a_close_amid_the_end_of_the_event_loop_ends(turns: int) -> None:
+    """Then every task is cancelled once, also those of the driver for which its close waits."""
+
+    async def scene() -> None:
+        connection = await aio_pika.connect(service.url(), connection_class=RabbitConnection)
+        closing = connection.transport.connection.closing  # type: ignore[union-attr]
+        close = asyncio.create_task(connection.close())
+        while not closing.done():  # noqa: ASYNC110 - each turn of the loop counts
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        done, _ = await asyncio.wait([close], timeout=WITHIN_S)
+        assert done
+        assert connection.is_closed
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_until_idle_does_not_end_well_if_nobody_can_tell_what_others_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    queue = await Queue().connect()
+    url = f"{queue.url}&management=http://127.0.0.1:{NOBODY}"
+    async with semel.aopen("memory:", consumer="c") as once:
+        runner = Runner(from_url(url), print, once=once)
+        assert await consume._say_what_is_left([runner], [url]) == TRY_LATER
+        assert await consume._say_what_is_left([runner], [queue.url]) == OK
+    assert "how many messages other consumers hold is not known" in capsys.readouterr().err
+    await queue.close()
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ class TestRedisStreams(broker_contract.BrokerSuite):
     not_applicable: ClassVar = {
         "a_missing_place_ends_the_runner": "the source makes the stream and its group",
         "a_member_that_is_replaced_ends_with_the_reason": "two consumers may have one name, and share its messages",
-        "a_body_near_the_limit_is_left_out_of_its_dead_letter": "the limit of 512 MB is on each field alone",
+        "a_body_near_the_limit_of_the_broker_is_not_lost": "the limit of 512 MB is on each field alone",
         "a_message_without_a_body_is_passed_as_none_or_skipped": "a field may be empty, but has a value",
         "doctor_names_what_explain_names": "the server gives no message up",
     }

@@ -117,6 +117,18 @@ class Topic:
         finally:
             reader.close()
 
+    def body_at(self, position: str) -> bytes:
+        """The body of the record at topic, partition and offset."""
+        topic, partition, offset = position.split("/")
+        reader = self._reader()
+        try:
+            reader.assign([TopicPartition(topic, int(partition), int(offset))])
+            [message] = reader.consume(1, 30.0)
+            assert (message.topic(), message.offset()) == (topic, int(offset))
+            return message.value() or b""
+        finally:
+            reader.close()
+
     async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
         return await asyncio.to_thread(self._dead)
 

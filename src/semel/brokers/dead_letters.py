@@ -2,6 +2,7 @@
 
 import logging
 import traceback
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from semel.core.commands import Granted
 from semel.core.error_info import handlers_error, kept_part
 from semel.errors import AttemptsExhausted, MessageTooLarge, StoreError, UsageError
 from semel.policy import Policy
-from semel.runtime.process import worker_name
+from semel.runtime.process import asyncio, worker_name
 from semel.types import Busy, Delivery, Lost
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ __all__ = [
 _log = logging.getLogger("semel.runner")
 
 ERROR_CHARACTERS = 200
-"""The length of the shortened error, before the body is left out."""
+"""The length of the shortened error, before something is done to the body."""
 REMIND_S = 60.0
 """The least interval between log lines about stuck dead letters."""
 
@@ -94,8 +95,10 @@ class DeadLetters:
     async def write(self, arrival: Arrival, letter: DeadLetterInfo, route: "Route | None") -> None:
         """Put a copy of the message at the dead-letter destination; returns when the broker has confirmed it.
 
-        If the message is too large with its information, the error is shortened, then the body is left out; the
-        information then says where it is. Other errors of the broker are reported and raised.
+        If the message is too large with its information, the error is shortened. If that is not enough and the broker
+        keeps the message, the body is left out and the information says where it is; otherwise the body is compressed.
+        Raises `MessageTooLarge` if nothing helps: the message must then not be acknowledged. Errors of the broker are
+        reported and raised.
         """
         first = self._stuck.get(letter.key or arrival.position or "")
         if (
@@ -154,10 +157,15 @@ class DeadLetters:
     async def _write(self, arrival: Arrival, letter: DeadLetterInfo) -> DeadLetterInfo:
         """Write the letter as complete as the broker takes it, and return it so."""
         short = replace(letter, stack="", error=letter.error[:ERROR_CHARACTERS])
-        bare = replace(letter, body_at=arrival.position or "unknown")
         for each in (letter, short):
             if await self._fits(arrival, each):
                 return each
+        if not getattr(self._source, "keeps_acked", False):  # a pointer would lead nowhere after the ack
+            packed = replace(short, body_encoding=ZLIB)
+            body = await asyncio.to_thread(zlib.compress, arrival.body or b"")
+            await self._link.answer(lambda: self._source.dead_letter(replace(arrival, body=body), packed))
+            return packed
+        bare = replace(letter, body_at=arrival.position or "unknown")
         _log.warning(
             "%s: the dead letter of %s is too large; its body is left out, it was at %s",
             self._source.name, letter.key or "a message", arrival.position,
@@ -206,6 +214,9 @@ async def _with_recorded_error(letter: DeadLetterInfo, once: AsyncSemel) -> Dead
 
 
 PREFIX = "semel-dead-"
+ZLIB = "zlib"
+BODY_BYTES_MAX = 64 * 1024 * 1024
+"""The largest decompressed body of a dead letter: brokers whose messages semel compresses take no larger ones."""
 STACK_CHARACTERS_MAX = 6000
 _PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
@@ -223,6 +234,7 @@ def headers_of(letter: DeadLetterInfo) -> dict[str, str]:
         "worker": letter.worker,
         "at": letter.at,
         "body-at": letter.body_at,
+        "body-encoding": letter.body_encoding,
     }
     return {PREFIX + name: quote(text, safe=_PRINTABLE) for name, text in fields.items() if text}
 
@@ -239,6 +251,7 @@ def letter_of(headers: Mapping[str, str]) -> DeadLetterInfo | None:
     return DeadLetterInfo(
         **fields,
         body_at=unquote(lower.get(PREFIX + "body-at", "")),
+        body_encoding=unquote(lower.get(PREFIX + "body-encoding", "")),
         fence=int(lower.get(PREFIX + "fence", "0")),
         attempts=int(lower.get(PREFIX + "attempts", "0")),
     )
@@ -255,22 +268,30 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """The broker's id of it."""
     headers: Mapping[str, str]
     body: bytes | None
-    """`None`: the message had none, such as a Kafka tombstone."""
+    """As the producer sent it; `None`: it sent none, such as a Kafka tombstone."""
     letter: DeadLetterInfo
 
     @classmethod
     def from_message(cls, id_: str, headers: Mapping[str, str], body: bytes | None) -> "DeadLetter":
         """Build it from a message of the broker; one that semel did not dead-letter has empty information."""
-        return cls(
-            id=id_,
-            headers=headers,
-            body=body,
-            letter=letter_of(headers) or DeadLetterInfo(reason="", consumer=""),
-        )
+        letter = letter_of(headers) or DeadLetterInfo(reason="", consumer="")
+        if letter.body_encoding == ZLIB and body is not None:
+            body = _decompress(body)
+        return cls(id=id_, headers=headers, body=body, letter=letter)
 
     def original(self) -> dict[str, str]:
         """Return the headers as the producer sent them."""
         return {name: value for name, value in self.headers.items() if not name.lower().startswith(PREFIX)}
+
+
+def _decompress(body: bytes) -> bytes:
+    """Return the body, or the bytes as they are if semel cannot have written them."""
+    unpacker = zlib.decompressobj()
+    try:
+        whole = unpacker.decompress(body, BODY_BYTES_MAX)
+    except zlib.error:
+        return body
+    return whole if unpacker.eof else body
 
 
 class DeadLetterQueue(Protocol):

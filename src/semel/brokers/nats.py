@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
-from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
@@ -68,6 +68,8 @@ class JetStream:
         self.server: str = server
         self.options: NatsOptions = options
         self.deadline_s: float | None = options.deadline_s
+        self.keeps_acked: bool = False
+        """Whether the stream keeps acknowledged messages, until its limits remove them: a work queue does not."""
         self._nats: Any = None
         self._jetstream: Any = None
         self._pull: Any = None
@@ -96,6 +98,8 @@ class JetStream:
                     " to explicit"
                 )
             self.deadline_s = found.config.ack_wait or options.deadline_s
+            stream = await self._jetstream.stream_info(options.stream)
+            self.keeps_acked = stream.config.retention == RetentionPolicy.LIMITS
             await self._make_dead_letter_place()
             self._pull = await self._jetstream.pull_subscribe_bind(options.durable, options.stream)
         except UNREACHABLE as error:
@@ -127,6 +131,15 @@ class JetStream:
         except UNREACHABLE as error:
             raise unavailable(error) from error
         return [self._arrival(message) for message in found]
+
+    async def ping(self) -> None:
+        """Return when the server has answered. Raises `SourceUnavailable`."""
+        if self._nats is None:
+            raise SourceUnavailable("not open")
+        try:
+            await self._nats.flush(timeout=ASK_S)
+        except UNREACHABLE as error:
+            raise unavailable(error) from error
 
     def _arrival(self, message: Msg) -> Arrival:
         metadata = message.metadata
@@ -210,7 +223,9 @@ class JetStream:
     async def _publish(self, subject: str, body: bytes, headers: Mapping[str, Any]) -> None:
         size = len(body) + sum(len(name) + len(str(value)) + HEADER_BYTES for name, value in headers.items())
         if size + HEADER_BYTES > self._nats.max_payload:
-            raise MessageTooLarge(f"{size:,} bytes, and the server takes {self._nats.max_payload:,}")
+            raise MessageTooLarge(
+                f"{size:,} bytes, and the server takes {self._nats.max_payload:,}; raise its max_payload"
+            )
         try:
             if subject == self._dead_subject:
                 await self._make_dead_letter_place()

@@ -154,17 +154,25 @@ class SourceLink:
                     await self._call(self._source.open)
                     self._answered_at = monotonic()
                 answer = await self._call(call)
+                if not answer and self._outage.away:
+                    await self._ping()
             except SourceUnavailable as error:
                 self.report(error, started_at)
                 await self._pause(outage_pause_s(tries))
                 tries += 1
             else:
-                if answer:  # a client may return nothing without an answer of its broker
+                if answer:
                     self._answered_at = monotonic()
                 if not self._is_stopping() and started_at > self._failed_at:
                     self._outage.end()
                 return answer
         return None
+
+    async def _ping(self) -> None:
+        """Make sure that the broker has answered: some clients return nothing also without an answer."""
+        ping = getattr(self._source, "ping", None)
+        if ping is not None:
+            await self._call(ping)
 
     def report(self, error: object, started_at: float) -> None:
         """Report a call without an answer, which started at this time.

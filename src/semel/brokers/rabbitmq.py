@@ -37,6 +37,8 @@ __all__ = ["RabbitConnection", "RabbitQueue", "RabbitmqOptions", "from_url", "is
 CONNECT_S = 10.0
 HEARTBEAT_S = 20
 """The heartbeat of the connection: the client notices within three of them that the server has vanished."""
+CANCELS_MAX, CANCEL_S = 3, 0.1
+"""How often a close is cancelled, and how long it has to end: at its first cancellation it waits for a confirmation."""
 ASK_AFTER_S = 5.0
 """A server that has sent nothing for this time is asked whether it still answers."""
 STEPS_S = (1, 5, 30, 120, 600, 3600)
@@ -74,10 +76,17 @@ class RabbitConnection(aio_pika.Connection):
             raise
 
     async def close(self, *reason: Any) -> None:
-        """Close the connection."""
+        """Close the connection. It may be cancelled: the driver's own close would then wait for ever."""
+        closing = asyncio.ensure_future(super().close(*reason))
         try:
-            await super().close(*reason)
+            await asyncio.wait([closing])
+            closing.result()
         finally:
+            for _ in range(CANCELS_MAX):
+                if closing.done():
+                    break
+                closing.cancel()
+                await asyncio.wait([closing], timeout=CANCEL_S)
             if not self.is_closed:
                 await super().close()
 
@@ -208,11 +217,16 @@ class RabbitQueue:
         if found:
             self._heard_at = monotonic()
         elif monotonic() - self._heard_at > ASK_AFTER_S:
-            await self._ask_whether_it_answers()
+            await self.ping()
         return [self._arrival(message) for message in found]
 
-    async def _ask_whether_it_answers(self) -> None:
-        """Ask for the queue: a server that is gone without closing the connection looks like an empty queue."""
+    async def ping(self) -> None:
+        """Ask for the queue: a server that is gone without closing the connection looks like an empty queue.
+
+        Returns when the server has answered. Raises `SourceUnavailable`.
+        """
+        if self._channel is None:
+            raise SourceUnavailable("not open")
         try:
             await self._channel.declare_queue(self.options.queue, passive=True, timeout=CONNECT_S)
         except UNREACHABLE as error:

@@ -144,6 +144,11 @@ class RedisStream:
         """The time after which a message without a heartbeat is taken over."""
         return self._options.deadline_s
 
+    @property
+    def keeps_acked(self) -> bool:
+        """Whether the stream keeps acknowledged messages, as far as this consumer decides it."""
+        return not (self._options.delete or self._options.trim_s)
+
     async def open(self) -> None:
         """Connect, and create a missing group."""
         if self._redis is None:

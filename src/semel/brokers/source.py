@@ -68,7 +68,9 @@ class DeadLetterInfo(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""
     """When it was given up, by that process's clock: ISO 8601."""
     body_at: str = ""
-    """Where the body is (topic, partition and offset; queue and id), if it was too large to be copied."""
+    """Where the body is (topic, partition and offset), if it was too large to be copied and the broker keeps it."""
+    body_encoding: str = ""
+    """`zlib`: the body is compressed, because it was too large with this information."""
 
 
 @runtime_checkable
@@ -77,7 +79,9 @@ class Source(Protocol):
 
     Methods raise `SourceUnavailable` if the broker cannot be reached: the runner backs off and opens the source again.
     If `receive` may return nothing although there are messages, as while joining a group, the source has an attribute
-    `caught_up: bool`.
+    `caught_up: bool`. If `receive` may return nothing without an answer of the broker, the source has a method
+    `async ping()`, which returns when the broker has answered. If the broker keeps a message after its ack, as a log
+    does, the source has an attribute `keeps_acked: bool`: a dead letter may then say where the body is.
     """
 
     @property
@@ -121,7 +125,8 @@ class Source(Protocol):
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Put a copy at the dead-letter destination; returns when the broker has confirmed it.
 
-        Raises `MessageTooLarge` if the letter makes it too large; it is called again with an empty body.
+        Raises `MessageTooLarge` if the letter makes it too large; it is called again with a compressed body (see
+        `DeadLetterInfo.body_encoding`), or with an empty one if the broker keeps the message itself.
         """
         ...
 

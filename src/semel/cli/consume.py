@@ -37,6 +37,7 @@ from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, SourceUnavailable, StoreError
 from semel.observe.formatting import plural, redact
+from semel.observe.limited_log import OutageLog
 from semel.observe.probes import SourceFacts, window_warnings
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from semel.brokers.kafka.transactions import KafkaTransaction
 
 __all__ = ["consume", "quiet_clients", "warn_of_short_windows"]
+
+_log = logging.getLogger("semel.runner")
 
 CLIENTS = ("aiormq", "aio_pika", "nats", "botocore", "aiobotocore")
 """Loggers of broker clients: they log each failed attempt as an error with a traceback."""
@@ -63,32 +66,54 @@ APPROXIMATE = ("sqs:",)
 """Sources whose count of messages in hand lags behind: it may still include what was just acknowledged."""
 
 
-async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
-    """Warn if a broker redelivers for longer than the window. The runner reports a broker that does not answer."""
+class ManagementOutages(dict[str, OutageLog]):
+    """The outages of the brokers' management APIs, by the URL of the source: one log for all consumers."""
+
+    def __missing__(self, url: str) -> OutageLog:
+        """Add the log of another source."""
+        from semel.brokers import source_for
+
+        name = f"the management API of {source_for(url).name}"
+        then = "asking again; until it answers, nobody knows for how long the broker may deliver again"
+        self[url] = OutageLog(_log, name, event="management_outage", then=then)
+        return self[url]
+
+
+async def warn_of_short_windows(
+    once: AsyncSemel, urls: Sequence[str], outages: ManagementOutages | None = None
+) -> None:
+    """Warn if a broker redelivers for longer than the window, or if its management API cannot tell.
+
+    The runner reports a broker that does not answer.
+    """
     if once.mode == "observe" or once.policy.inbox_table is not None:  # rows of such a table have no window
         return
     with suppress(StoreError):  # then the client's own window counts
         await deliver.refresh_windows(once)
     window_us = deliver.known_window_us(once)
-    await asyncio.gather(*(_warn_of_source(url, window_us, once.consumer) for url in urls))
+    outages = ManagementOutages() if outages is None else outages
+    await asyncio.gather(*(_warn_of_source(url, window_us, once.consumer, outages[url]) for url in urls))
 
 
-async def _warn_of_source(url: str, window_us: int, consumer: str) -> None:
+async def _warn_of_source(url: str, window_us: int, consumer: str, outage: OutageLog) -> None:
     """Warn as soon as the broker has answered; a probe that it refuses leaves the horizon unknown."""
     from semel.brokers import source_for
     from semel.brokers.outages import outage_pause_s
-    from semel.brokers.probes import look_at
+    from semel.brokers.probes import ManagementUnavailable, look_at
 
     facts, reason, tries = None, "", 0
     while facts is None:
         try:
             facts = await asyncio.wait_for(look_at(url), ASK_S)
-        except (SourceUnavailable, TimeoutError):
+        except (SourceUnavailable, TimeoutError) as error:
+            if isinstance(error, ManagementUnavailable):
+                outage.report(error)
             await asyncio.sleep(outage_pause_s(tries))
             tries += 1
         except SemelError as error:
             await asyncio.sleep(REFUSED_S)
             facts, reason = SourceFacts(name=source_for(url).name), f" ({error})"
+    outage.end()
     for line in window_warnings(facts, window_us, consumer):
         say(redact(f"warning: {line}{reason}"))
 
@@ -96,16 +121,17 @@ async def _warn_of_source(url: str, window_us: int, consumer: str) -> None:
 async def _count_left(url: str) -> tuple[int, int]:
     """Return how many messages consumers hold that live or died, and how many wait for their next attempt.
 
-    0 for what the broker cannot say.
+    0 for what the broker cannot say. Raises `SourceUnavailable` if it does not answer.
     """
     from semel.brokers.probes import look_at
 
     if url.startswith(APPROXIMATE):
         return 0, 0
-    with suppress(SemelError, TimeoutError):
+    try:
         facts = await asyncio.wait_for(look_at(url), ASK_S)
-        return facts.in_hand or 0, facts.delayed
-    return 0, 0
+    except TimeoutError as error:
+        raise SourceUnavailable(f"no answer within {ASK_S:.0f} s") from error
+    return facts.in_hand or 0, facts.delayed
 
 
 OutputOption = Annotated[
@@ -285,8 +311,10 @@ async def _consume(
         if until_idle:
             for runner in runners:
                 runner.stop_when_idle()
+        outages = ManagementOutages()
         warnings = [
-            asyncio.create_task(warn_of_short_windows(each, urls)) for each in _clients(runners, once)
+            asyncio.create_task(warn_of_short_windows(each, urls, outages))
+            for each in _clients(runners, once)
         ]
         try:
             await asyncio.gather(*(runner.run() for runner in runners))
@@ -305,8 +333,14 @@ async def _consume(
 async def _say_what_is_left(runners: "Sequence[Runner | KafkaTransaction]", urls: Sequence[str]) -> int:
     """Return the exit code of `--until-idle`: 0 only if no message is left that will be delivered again."""
     failed = others = waiting = 0
+    unknown = False
     for runner, url in zip(runners, urls, strict=True):
-        held, delayed = await _count_left(url)
+        held, delayed = 0, 0
+        try:
+            held, delayed = await _count_left(url)
+        except SemelError as error:
+            say(redact(f"{runner.source.name}: how many messages other consumers hold is not known: {error}"))
+            unknown |= isinstance(error, SourceUnavailable)
         failed += runner.left
         waiting += max(0, delayed - runner.left)
         others += max(0, held - runner.left)
@@ -324,7 +358,7 @@ async def _say_what_is_left(runners: "Sequence[Runner | KafkaTransaction]", urls
         say(
             f"{plural(waiting, 'message of an earlier run waits', 'messages of earlier runs wait')} for another attempt"
         )
-    return TRY_LATER if failed or others or waiting else OK
+    return TRY_LATER if failed or others or waiting or unknown else OK
 
 
 def _stop_on_signals(loop: Any, runners: "Sequence[Runner | KafkaTransaction]") -> None:

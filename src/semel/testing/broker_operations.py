@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from semel.brokers.attempts import Attempt, Attempts
-from semel.brokers.dead_letters import letter_of
+from semel.brokers.dead_letters import DeadLetter, letter_of
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.errors import MessageTooLarge, SourceUnavailable
 from semel.observe.counters import CounterHook
 from semel.policy import Policy
-from semel.testing.broker_scene import WITHIN_S, Scene, messages_of, scenario
+from semel.testing.broker_scene import WITHIN_S, Scene, Sent, messages_of, scenario
 from semel.testing.contract.harness import check, equal
 from semel.types import Delivery
 
@@ -26,6 +26,8 @@ NACKS_MAX = 5
 """Calls of `nack` that a stop may make for its hundred messages: one for claimed ones, one for the others."""
 HANDLER_S = 0.2
 MESSAGES = 100
+LARGE = 1000
+"""The bytes of a body that is said to be too large; compressed it is not."""
 
 
 async def _wait_until(condition: Callable[[], object]) -> None:
@@ -231,16 +233,18 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
     check("ValueError: never" in letter.error, f"the error is the handler's: {letter.error}")
 
 
-@scenario
-async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) -> None:
-    """Its header says where the body is."""
+async def _run_with_small_letters(scene: Scene, *, any_body_fits: bool) -> tuple[bool, str | None]:
+    """Fail a message whose dead letter may not have its body as it is, or none at all.
+
+    Returns whether the broker keeps acknowledged messages, and where the message was.
+    """
     source = scene.broker.source()
     dead_letter = source.dead_letter
     positions: list[str | None] = []
 
     async def small(arrival: Arrival, letter: DeadLetterInfo) -> None:
         positions.append(arrival.position)
-        if arrival.body:
+        if len(arrival.body) >= (LARGE if any_body_fits else 1):
             raise MessageTooLarge("more than the broker takes")
         await dead_letter(arrival, letter)
 
@@ -248,15 +252,42 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
         raise ValueError("never")
 
     source.dead_letter = small  # type: ignore[method-assign]
-    await scene.broker.send(messages_of("a"))
+    await scene.broker.send([Sent("a", b"a" * LARGE)])
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
-    async with scene.running(handler, once=once, source=source):
-        await scene.wait_until_settled()
+    async with scene.running(handler, once=once, source=source) as runner:
+        await scene.wait_until_settled_or(lambda: runner.counts.stuck > 0)
+        keeps: bool = getattr(source, "keeps_acked", False)
+    return keeps, positions[0]
+
+
+async def _the_dead_letter(scene: Scene) -> DeadLetter:
     [(headers, body)] = await scene.broker.dead()
-    letter = letter_of(headers)
-    assert letter is not None
-    equal(letter.body_at, positions[0], "where the body is")
-    check(body != b"a", "the body is left out")
+    return DeadLetter.from_message("", headers, body)
+
+
+@scenario
+async def a_dead_letter_that_is_too_large_does_not_lose_its_body(scene: Scene) -> None:
+    """A header says where the body is if the broker keeps it after the ack; otherwise the body is compressed."""
+    keeps, position = await _run_with_small_letters(scene, any_body_fits=True)
+    dead = await _the_dead_letter(scene)
+    if keeps:
+        equal(dead.letter.body_at, position, "where the body is")
+        check(dead.body != b"a" * LARGE, "the body is left out")
+    else:
+        equal(dead.letter.body_at, "", "where the body is: nowhere but here")
+        equal(dead.body, b"a" * LARGE, "the body")
+    equal(await scene.broker.count_unsettled(), 0, "messages that the broker holds")
+
+
+@scenario
+async def a_body_that_fits_into_no_dead_letter_stays_with_the_broker(scene: Scene) -> None:
+    """An ack would remove the only copy of it. If the broker keeps it after the ack, a header says where."""
+    keeps, position = await _run_with_small_letters(scene, any_body_fits=False)
+    if keeps:
+        equal((await _the_dead_letter(scene)).letter.body_at, position, "where the body is")
+    else:
+        equal(await scene.broker.dead(), [], "the dead letters")
+        equal(await scene.broker.count_unsettled(), 1, "messages that the broker holds")
 
 
 @scenario

@@ -68,6 +68,7 @@ def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
 class KafkaSource:
     """One member of a consumer group."""
 
+    keeps_acked: bool = True
     redelivers: bool = False
 
     def __init__(self, servers: str, options: KafkaOptions) -> None:
@@ -126,7 +127,7 @@ class KafkaSource:
             )
             self._subscribed = True
 
-    def _check_reachable(self, *, poll: bool) -> None:
+    def _check_reachable(self, *, poll: bool = False) -> None:
         """Raise if no broker answers. `poll`: first poll for the client's errors, if no message can come."""
         try:
             self._consumer.list_topics(self._topics[0].lstrip(PATTERN), timeout=REACH_S)
@@ -193,11 +194,15 @@ class KafkaSource:
         if found and limit > 1:
             found += self._consumer.consume(limit - 1, 0.0)
         if not found and self._errors.brokers_down:
-            self._check_reachable(poll=False)
+            self._check_reachable()
         known = [message for message in found if not _says(message, KafkaError.UNKNOWN_TOPIC_OR_PART)]
         if len(known) < len(found):  # one broker does not know it; it may be new
             topics_of(self._consumer, [name for name in self._topics if not name.startswith(PATTERN)])
         return known
+
+    async def ping(self) -> None:
+        """Return when a broker has answered. Raises `SourceUnavailable`."""
+        await self._in_thread(self._check_reachable)
 
     def _arrival(self, message: Message) -> Arrival | None:
         error = message.error()

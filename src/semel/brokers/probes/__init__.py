@@ -1,9 +1,15 @@
 """Ask a live broker about a source, without consuming, declaring or changing anything: one file for each broker."""
 
 from semel.brokers.source import load_scheme_function
+from semel.errors import SourceUnavailable
 from semel.observe.probes import SourceFacts
 
-__all__ = ["look_at"]
+__all__ = ["ManagementUnavailable", "look_at"]
+
+
+class ManagementUnavailable(SourceUnavailable):
+    """The broker answers, but its management API does not: the facts that only it has are not known."""
+
 
 _LOOKS: dict[str, str] = {
     "amqp": "semel.brokers.probes.rabbitmq:look",

@@ -13,9 +13,10 @@ import msgspec
 from aio_pika.exceptions import ChannelNotFoundEntity
 from msgspec.structs import replace
 
+from semel.brokers.probes import ManagementUnavailable
 from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitConnection, RabbitQueue, from_url
 from semel.brokers.source import no_answer
-from semel.errors import SourceUnavailable, UsageError
+from semel.errors import UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.probes import SourceFacts
 from semel.runtime.tasks import call_in_daemon_thread
@@ -25,6 +26,10 @@ CONSUMER_TIMEOUT_S = 1800.0
 LIMITED_SINCE, DELIVERIES_MAX = 4, 20
 """Since this version a quorum queue gives a message up after this number of deliveries, unless configured otherwise."""
 ANSWER_BYTES_MAX = 1 << 20
+MANAGEMENT_S = 5.0
+"""The timeout of the management API: less than callers wait for all facts, so that they learn what did not answer."""
+PASSING = (502, 503, 504)
+"""The answers of a proxy before a management API that is away."""
 
 
 async def look(url: str) -> SourceFacts:
@@ -97,16 +102,20 @@ def _queue_in_management(source: RabbitQueue) -> Mapping[str, Any]:
     user = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
     request = Request(place, headers={"Authorization": f"Basic {b64encode(user.encode()).decode()}"})  # noqa: S310 - http, checked with the options
     try:
-        with urlopen(request, timeout=CONNECT_S) as answer:  # noqa: S310 - as above
+        with urlopen(request, timeout=MANAGEMENT_S) as answer:  # noqa: S310 - as above
             queue: Mapping[str, Any] = msgspec.json.decode(answer.read(ANSWER_BYTES_MAX))
             return queue
     except HTTPError as error:
         error.close()  # it holds the connection
+        if error.code in PASSING:
+            raise ManagementUnavailable(
+                f"{source.options.management} does not answer: {error.code} {error.reason}"
+            ) from error
         raise UsageError(
             f"the management API answers {error.code} for {source.name}: {error.reason}"
         ) from error
     except (URLError, OSError) as error:
-        raise SourceUnavailable(f"{source.options.management} does not answer: {error}") from error
+        raise ManagementUnavailable(f"{source.options.management} does not answer: {error}") from error
 
 
 def _facts(name: str, version: str, queue: Mapping[str, Any]) -> SourceFacts:
