@@ -141,7 +141,8 @@ class Service:
         """Whether callers need a token: with `--auth none` from the time when the store has one, within seconds."""
         if not self.needs_token:
             with suppress(HttpProblem):  # the store does not answer; nothing can be done with it either
-                self.needs_token = bool(await self._ask_cached(self._closed, "", tokens.is_closed()))
+                is_closed = await self._ask_cached(self._closed, "", tokens.is_closed())
+                self.needs_token = is_closed is True
         return self.needs_token
 
     def was_used(self, text: str) -> bool:
