@@ -12,6 +12,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -50,6 +51,7 @@ _SCALARS = frozenset((str, bool, type(None)))
 """The classes whose every value is plain JSON."""
 
 _json = msgspec.json.Encoder()
+_decode_failure = msgspec.json.Decoder(tuple[str, str]).decode
 _pack = msgspec.msgpack.Encoder()
 _NULL = b"jnull"
 _BY_IDENTITY: Any = object.__eq__
@@ -140,11 +142,10 @@ def decode_error(encoded: bytes | None) -> HandlerFailed:
         return HandlerFailed("unknown", "the error was not kept")
     if encoded[:1] == b"x":
         return HandlerFailed("unknown", f"the error was not kept: {reason_in(encoded)}")
-    match decode(encoded):
-        case [str(kind), str(message)]:
-            return HandlerFailed(kind, message)
-        case _:
-            raise RecordCorrupt("a stored error is not a pair of its type and its message")
+    if encoded[:1] == b"j":  # nothing else is written, and other codecs build what costs seconds to hash
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            return HandlerFailed(*_decode_failure(encoded[1:]))
+    raise RecordCorrupt("a stored error is not a pair of its type and its message")
 
 
 def _encode(value: Any, returns: Any, *, as_plain_data: bool) -> bytes:

@@ -368,8 +368,10 @@ def test_a_failure_without_a_value_is_still_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    "stored", [b"j1", b"j[]", b'j["a"]', b'j["a",1]', b'j["a","b","c"]', b'j{"a":"b"}', b"rab", b"j["]
-)
+    "stored",
+    [b"j1", b"j[]", b'j["a"]', b'j["a",1]', b'j["a","b","c"]', b'j{"a":"b"}', b"rab", b"j[", b'j["\xff","b"]',
+     b"m" + msgspec.msgpack.encode(["a", "b"]), b"j" + b"[" * 100_000],
+)  # fmt: skip
 def test_a_stored_error_of_another_shape_is_corrupt_and_nothing_else(stored: bytes) -> None:
     with pytest.raises(RecordCorrupt):
         decode_error(stored)

@@ -1,20 +1,26 @@
 """Authentication is never inferred: closed stores, first tokens, proxies, sessions, expiry, rotation, last use."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
-from semel.core.commands import Scan
+from semel.core.commands import Item, Lookup, Scan
 from semel.errors import PolicyInvalid
 from semel.server import tokens
+from semel.server.app import create_app
 from semel.server.dashboard.auth import COOKIE
+from semel.server.limits import AnswerCache
 from semel.server.problems import HttpProblem
 from semel.server.service import LOG_INS_BURST, LOG_INS_PER_S, TOKEN_LIVE_S, Service
-from semel.server.settings import ServeSettings
+from semel.server.settings import Limits, ServeSettings
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.cli.processes import SEMEL, Terminal, semel
@@ -64,6 +70,25 @@ async def test_no_authentication_is_refused_on_a_store_that_had_a_token(kind: st
     with pytest.raises(PolicyInvalid, match="has had tokens, so it needs tokens"):
         await again.open()
     await again.close()
+
+
+def test_a_server_without_authentication_closes_when_the_store_gets_a_token(tmp_path: Path) -> None:
+    now = [100.0]
+    with serving(settings(tmp_path, auth="none")) as running:
+        running.app.state.service._closed = AnswerCache(TOKEN_LIVE_S, 1, lambda: now[0])
+        address = f"ws://127.0.0.1:{running.port}/v1/events"
+        assert running.client.get("/v1/stats").status_code == 200
+        assert running.client.get("/ui/").status_code == 200
+        with connect(address, proxy=None) as socket:
+            made = semel("token", "create", "ann", "--all-tenants", "--json", cwd=tmp_path)
+            text = json.loads(made.stdout)["token"]
+            now[0] += TOKEN_LIVE_S
+            assert running.client.get("/v1/stats").status_code == 401
+            assert running.client.get("/ui/").headers["location"] == "/ui/login"
+            with pytest.raises(ConnectionClosedError, match="no longer valid"):
+                socket.recv(30)
+        allowed = {"authorization": f"Bearer {text}"}
+        assert running.client.get("/v1/stats", headers=allowed).status_code == 200
 
 
 def test_the_command_says_so(tmp_path: Path) -> None:
@@ -173,6 +198,43 @@ def test_forwarded_addresses_count_for_named_proxies_only(tmp_path: Path, store:
             service.pace = seen.append
             running.client.get("/v1/stats", headers={"x-forwarded-for": "198.51.100.7, 203.0.113.9"})
     assert seen == ["peer 127.0.0.1", "peer 203.0.113.9"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["token", "cookie"])
+async def test_guesses_of_a_stranger_do_not_reach_the_store_beyond_a_rate(what: str) -> None:
+    class Asked(MemoryStore):
+        def send(self, items: Any, /) -> Any:
+            seen.extend(items)
+            return super().send(items)
+
+    seen: list[Item] = []
+    app = create_app(ServeSettings(limits=Limits(rate_per_s=1)), store=Asked())
+    service = app.state.service
+    await service.open()
+    _, valid = await service.ask(tokens.create("ann", None, "read"))
+    guesses = [f"semel_{at:016x}_{'x' * 43}" if what == "token" else f"{at:043d}" for at in range(50)]
+    transport = httpx2.ASGITransport(app, client=("203.0.113.9", 1))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://semel.example") as client:
+
+        async def ask(text: str) -> int:
+            if what == "token":
+                return (
+                    await client.get("/v1/store", headers={"authorization": f"Bearer {text}"})
+                ).status_code
+            return (await client.get("/ui/", headers={"cookie": f"{COOKIE}={text}"})).status_code
+
+        if what == "token":
+            assert await ask(valid) == 200
+        seen.clear()
+        statuses = [await ask(guess) for guess in guesses]
+        assert statuses.count(429) > 40
+        assert sum(isinstance(item, Lookup) for item in seen) < 10
+        if what == "token":
+            assert await ask(valid) == 200, (
+                "a token that was in use is not kept out by who shares its address"
+            )
+    await service.close()
 
 
 # --- sessions -----------------------------------------------------------------------------------
@@ -303,8 +365,6 @@ async def test_the_use_of_a_token_is_written_once_a_minute(kind: str, tmp_path: 
 
 
 def test_the_command_line_shows_expiry_and_use(tmp_path: Path, store: SqliteStore) -> None:
-    import json
-
     made = semel("token", "create", "ann", "--expires", "90d", "--all-tenants", "--json", cwd=tmp_path)
     token = json.loads(made.stdout)
     assert token["expires_at"] is not None

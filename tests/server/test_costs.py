@@ -1,16 +1,17 @@
 """What one tenant costs is bounded: its values, its answers, its counts and scans, what it makes the store keep."""
 
 import asyncio
+import base64
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 import semel
 from semel.codec import encode
-from semel.core.commands import Admit, Claim, Count, Lookup, Renew, Settle
+from semel.core.commands import Admit, Answer, Claim, Count, Item, Lookup, Renew, Settle
 from semel.errors import RecordCorrupt, StoreRefused
 from semel.ingest.intake import Event
 from semel.observe import formatting
@@ -33,6 +34,8 @@ from semel.server.dashboard.auth import COOKIE
 from semel.server.growth import RENEWED_MAX, RenewalLimit
 from semel.server.limits import PAYER, Costs, LiveClaims
 from semel.server.problems import HttpProblem
+from semel.server.routes.health import READY_LIVE_S, Readiness
+from semel.server.service import Service
 from semel.server.settings import Limits, ServeSettings
 from semel.server.slow_lane import SlowLane
 from semel.stores.http.store import HttpStore
@@ -128,21 +131,54 @@ def test_what_may_collide_is_bounded_before_anything_is_decoded(monkeypatch: pyt
     assert len(decoded) == 2
 
 
-def test_numbers_that_collide_do_not_stop_the_service(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_numbers_that_collide_do_not_stop_the_service(
+    tmp_path: Path, state: Literal["done", "failed"]
+) -> None:
     """A value with as many colliding keys as fit: decoding it took the whole interpreter half a minute."""
     colliding = [at * (2**61 - 1) for at in range(1, 9000)]
     assert {hash(number) for number in colliding} == {0}
     members = [Ext(10, pack([hex(number)])) for number in colliding]
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0)) as running:
+        place, owner = ["", "billing", "k"], base64.b64encode(bytes(range(16))).decode()
+        claim = {"type": "claim", "id": place, "owner": owner, "lease_us": 10**7, "window_us": 10**9}
+        granted = running.post("/v1/items", [claim]).json()[0]["granted"]
+        value = base64.b64encode(b"m" + pack(Ext(2, pack(members)))).decode()
+        settle = {"type": "settle", "to": state, "fence": granted["fence"], "value": value}
+        began = time.monotonic()
+        running.post("/v1/items", [{**claim, **settle}]).raise_for_status()
+        claims = {"consumer": "billing", "claims": [{"key": "k"}] * 28}
+        assert len(json.dumps(claims)) < 452
+        outcomes = running.post("/v1/claims", claims).json()["outcomes"]
+        assert {each["outcome"] for each in outcomes} == {state}
+        shown = running.client.get("/v1/records/billing/k").json()
+        if state == "done":
+            assert "too many to show" in outcomes[0]["value"]
+            assert shown["value_form"] == "undecodable"
+        else:
+            assert outcomes[0]["error"]["kind"] == shown["error"]["kind"] == "undecodable"
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("ask", ["claims", "records", "dashboard"])
+def test_the_time_of_decoding_is_charged_to_the_tenant_like_the_stores(tmp_path: Path, ask: str) -> None:
+    """A thousand numbers that collide may be shown, and an answer has room for hundreds of such values."""
+    members = [Ext(10, pack([hex(at * (2**61 - 1))])) for at in range(1, HASHED_MAX + 1)]
     with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
         keep(store, "k", b"m" + pack(Ext(2, pack(members))))
-    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0)) as running:
-        began = time.monotonic()
-        claims = {"consumer": "billing", "claims": [{"key": "k"}] * 10}
-        outcomes = running.post("/v1/claims", claims).json()["outcomes"]
-        assert {each["outcome"] for each in outcomes} == {"done"}
-        assert "too many to show" in outcomes[0]["value"]
-        assert running.client.get("/v1/records/billing/k").json()["value_form"] == "undecodable"
-        assert time.monotonic() - began < 10
+        token, _ = token_for(store, "", "admin")
+    with serving(ServeSettings(store=url(tmp_path), port=0), token) as running:
+        paid: list[float] = []
+        cookie = {"cookie": f"{COOKIE}={session_of(running, token)}"}
+        asking: dict[str, Callable[[], Any]] = {
+            "claims": lambda: running.claim("k"),
+            "records": lambda: running.client.get("/v1/records/billing/k"),
+            "dashboard": lambda: running.client.get("/ui/event/billing/k", headers=cookie),
+        }
+        asking[ask]()
+        running.app.state.service.costs.charge_store = paid.append  # the store's own time has another way
+        asking[ask]()
+        assert max(paid, default=0) > 0
 
 
 # --- answers ---
@@ -720,3 +756,32 @@ def test_whether_it_is_ready_costs_the_same_however_many_consumers_there_are() -
         assert seen == ["Lookup"]
         assert client.get("/openapi.json").json() is not None
         assert app.openapi() is app.openapi()
+
+
+@pytest.mark.anyio
+async def test_strangers_who_ask_whether_it_is_ready_cost_one_round_trip_a_second() -> None:
+    now, service = [100.0], Service(ServeSettings(auth="none", dashboard=False), MemoryStore())
+    await service.open()
+    sent: list[Item] = []
+    is_up = True
+    channel = service.runtime.channel
+    carry_out = channel.asend
+
+    async def counted(items: Sequence[Item]) -> list[Answer]:
+        sent.extend(items)
+        await asyncio.sleep(0)  # the others come meanwhile
+        return await carry_out(items) if is_up else [Unavailable(StoreRefused("no room"))]
+
+    channel.asend = counted  # type: ignore[method-assign]
+    readiness = Readiness(lambda: now[0])
+    assert await asyncio.gather(*(readiness.ask(service) for _ in range(100))) == [True] * 100
+    assert len(sent) == 1
+    is_up = False
+    assert await readiness.ask(service), "within the second"
+    now[0] += READY_LIVE_S
+    assert await asyncio.gather(*(readiness.ask(service) for _ in range(100))) == [False] * 100
+    assert len(sent) == 2
+    is_up = True
+    now[0] += READY_LIVE_S
+    assert await readiness.ask(service), "it notices that the store is back"
+    await service.close()

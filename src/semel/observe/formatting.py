@@ -199,8 +199,9 @@ def document(record: Record, now: int) -> dict[str, Any]:
         "sliding": record.sliding,
         "event_time": None if record.anchor_us is None else _instant(record.anchor_us),
         "steps": [
-            {"name": name, "value": readable(kept)[0], "value_form": readable(kept)[1]}
+            {"name": name, "value": shown_step, "value_form": step_form}
             for name, kept in record.steps
+            for shown_step, step_form in (readable(kept),)
         ],
         "journal": journal,
         "journal_form": journal_form,

@@ -77,13 +77,18 @@ class AuthMiddleware:
             _keep_browsers_out(headers)
         if not scope["path"].startswith(GUARDED):
             return None
-        if not service.needs_token:
+        if not await service.asks_for_tokens():
             service.pace(ANYBODY.name)
             return ANYBODY
         scheme, _, text = headers.get("authorization", "").partition(" ")
-        token = await service.token(text.strip()) if scheme.lower() == "bearer" else None
+        text = text.strip() if scheme.lower() == "bearer" else ""
+        peer, is_guess = f"peer {(scope.get('client') or ('',))[0]}", not service.was_used(text)
+        if is_guess:  # before the store is asked: a stranger's guesses cost it no more than this rate
+            service.pace(peer)
+        token = await service.token(text)
         if token is None:
-            service.pace(f"peer {(scope.get('client') or ('',))[0]}")
+            if not is_guess:
+                service.pace(peer)
             raise HttpProblem(
                 401, "unauthorized", "a valid token is needed: Authorization: Bearer semel_...", CHALLENGE
             )
@@ -92,7 +97,7 @@ class AuthMiddleware:
 
     async def _is_token_valid(self, scope: Scope) -> bool:
         """Whether the token of an open connection is still valid. True while the store does not answer."""
-        if not self.service.needs_token:
+        if not await self.service.asks_for_tokens():
             return True
         text = Headers(scope=scope).get("authorization", "").partition(" ")[2]
         try:

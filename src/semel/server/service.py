@@ -74,25 +74,18 @@ class Service:
         self._log_ins = Buckets(LOG_INS_PER_S, clock, LOG_INS_BURST)
         self.costs: Costs = Costs(settings.limits, clock)
         self.runtime.channel.on_store_time = self.costs.charge_store
-        self.slow: SlowLane = SlowLane(
-            self.runtime.instrumented,
-            settings.store if store is None else "",
-            told,
-            settings.limits.answer_bytes_max,
-        )
-        self.background: SlowLane = SlowLane(
-            self.runtime.instrumented,
-            settings.store if store is None else "",
-            told,
-            settings.limits.answer_bytes_max,
-        )
+
+        def lane() -> SlowLane:
+            own_url, answer_bytes_max = (
+                settings.store if store is None else "",
+                settings.limits.answer_bytes_max,
+            )
+            return SlowLane(self.runtime.instrumented, own_url, told, answer_bytes_max)
+
+        self.slow: SlowLane = lane()
+        self.background: SlowLane = lane()
         """For snapshots of the dashboard: a count of a large store takes seconds, and no page waits for it."""
-        self.recovery: SlowLane = SlowLane(
-            self.runtime.instrumented,
-            settings.store if store is None else "",
-            told,
-            settings.limits.answer_bytes_max,
-        )
+        self.recovery: SlowLane = lane()
         """For the search for orphaned events: its cost grows with what tenants leave behind, and no claim waits."""
         self._growth = Growth(settings.limits, self.send)
         self.moves: MoveCheck = MoveCheck(self.runtime)
@@ -101,6 +94,7 @@ class Service:
         self.first_token: str = ""
         """The first token, created because the store never had one; shown once."""
         self._tokens: AnswerCache[Token] = AnswerCache(TOKEN_LIVE_S, TOKENS_MAX, clock)
+        self._closed: AnswerCache[bool] = AnswerCache(TOKEN_LIVE_S, 1, clock)
         self._sessions: AnswerCache[str] = AnswerCache(TOKEN_LIVE_S, TOKENS_MAX, clock)
         self._uses: AnswerCache[bool] = AnswerCache(tokens.USE_EVERY_US / 1e6, TOKENS_MAX, clock)
         self._noting: set[asyncio.Task[None]] = set()
@@ -142,6 +136,23 @@ class Service:
         await self.runtime.aclose()
 
     # --- callers ---
+
+    async def asks_for_tokens(self) -> bool:
+        """Whether callers need a token: with `--auth none` from the time when the store has one, within seconds."""
+        if not self.needs_token:
+            with suppress(HttpProblem):  # the store does not answer; nothing can be done with it either
+                is_closed = await self._ask_cached(self._closed, "", tokens.is_closed())
+                self.needs_token = is_closed is True
+        return self.needs_token
+
+    def was_used(self, text: str) -> bool:
+        """Whether the token that this text names was valid here within the last minute."""
+        halves = tokens.split(text)
+        return halves is not None and self._uses.knows(halves[0])
+
+    def knows_session(self, text: str) -> bool:
+        """Whether the session's answer is cached."""
+        return self._sessions.knows(text)
 
     async def token(self, text: str) -> Token | None:
         """Return the token of a request if it is valid. Raises `HttpProblem` if the store does not answer."""
@@ -360,6 +371,17 @@ class Service:
         if isinstance(answer, Unavailable):
             raise unavailable()
         return answer
+
+    async def beside_loop(self, work: Callable[[], V]) -> V:
+        """Decode large values in a thread. Its time is charged like the store's: values can be made to be slow."""
+
+        def timed() -> tuple[V, float]:
+            began = time.thread_time()
+            return work(), time.thread_time() - began
+
+        done, took_s = await asyncio.to_thread(timed)
+        self.costs.charge_store(took_s)
+        return done
 
     async def mode(self, caller: Caller, tenant: str, consumer: str) -> Mode:
         """Return the mode of a consumer that claims; a new one has mode lease. Raises `HttpProblem`."""

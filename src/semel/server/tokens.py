@@ -51,6 +51,7 @@ __all__ = [
     "create",
     "end_session",
     "find_session",
+    "is_closed",
     "keep",
     "last_uses",
     "lookup",
@@ -172,9 +173,14 @@ def rotate(
     return made, text
 
 
+def is_closed() -> Asking:
+    """Whether this store has the marker, which is written before its first token."""
+    return not isinstance(answer_or_raise((yield Lookup(MARKER))), Absent)
+
+
 def were_made() -> Asking:
     """Whether this store has ever had a token."""
-    if not isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
+    if (yield from is_closed()):
         return True
     if (yield from tokens()):  # created before markers existed
         yield from _close()
@@ -245,10 +251,10 @@ def keep(place: Id, value: Callable[[int], Any], window_us: int) -> Asking:
 
 def _close() -> Asking:
     """Write the marker, before the first token is created."""
-    if isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
+    if not (yield from is_closed()):
         with suppress(StoreError):  # another process writes it at the same time
             yield from keep(MARKER, lambda _: None, FOREVER_US)
-        if isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
+        if not (yield from is_closed()):
             raise StoreError("the marker could not be written, so no token was created; try again")
 
 

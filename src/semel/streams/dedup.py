@@ -95,7 +95,7 @@ class Dedup:
         self._batch = batch
         self._repartitioned = repartitioned
         self._contract: PartitionContract | None = None
-        client = options.client(self._servers)
+        self._client = options.client(self._servers)
         self._to = Destinations(
             group=options.group,
             output=target_topic(to, self._servers),
@@ -117,7 +117,6 @@ class Dedup:
             window_us=self.window_us,
             event_time=self._reading.time_of is not None,
         )
-        self._client = client
         self.counts: DedupCounters = DedupCounters()
         self.facts: TopicFacts | None = None
         self._member: GroupMember | None = None

@@ -66,10 +66,15 @@ class Viewer(Struct, frozen=True):
 
 async def viewer_of(request: Request, service: Service) -> Viewer:
     """Return the logged-in user. Raises `LoginNeeded`, or `HttpProblem` if the store does not answer."""
-    if not service.needs_token:
+    if not await service.asks_for_tokens():
         service.start_paying(ANYBODY)
         return Viewer(ANYBODY, has_token=False)
-    token = await service.session(request.cookies.get(COOKIE, ""))
+    cookie = request.cookies.get(COOKIE, "")
+    if not cookie:
+        raise LoginNeeded
+    if not service.knows_session(cookie):
+        service.pace(_peer_of(request))
+    token = await service.session(cookie)
     if token is None:
         raise LoginNeeded
     caller = caller_for(token)
@@ -100,8 +105,7 @@ def _is_ours(request: Request) -> bool:
 
 async def log_in(request: Request, service: Service, text: str) -> Response | None:
     """Begin a session and set its cookie, which scripts cannot read. Returns `None` if the token is not valid."""
-    peer: Any = request.client
-    service.pace(f"peer {peer.host if peer else ''}")
+    service.pace(_peer_of(request))
     token = await service.token(text.strip())
     if token is None:
         return None
@@ -115,6 +119,11 @@ async def log_in(request: Request, service: Service, text: str) -> Response | No
         samesite="strict",
     )
     return response
+
+
+def _peer_of(request: Request) -> str:
+    peer: Any = request.client
+    return f"peer {peer.host if peer else ''}"
 
 
 def _is_secure(request: Request) -> bool:

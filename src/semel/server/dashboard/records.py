@@ -1,7 +1,7 @@
 """Search, the live list, the timeline of one event, and the actions of operators on it."""
 
-import asyncio
 import re
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -208,7 +208,7 @@ async def _event(desk: Dashboard, viewer: Viewer, record: Record) -> dict[str, A
         kept = await desk.taker.find_event(record)
     except StoreUnavailable:  # the table does not answer; show the record anyway
         kept = None
-    shown = await asyncio.to_thread(document, record, now)
+    shown = await desk.service.beside_loop(partial(document, record, now))
     return {
         "record": record,
         "shown": shown,

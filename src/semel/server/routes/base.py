@@ -1,6 +1,5 @@
 """Helpers of every route: the caller, the body, the response, and its entry in the OpenAPI document."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -80,9 +79,9 @@ async def read(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
         raise problem_of_body(error) from error
 
 
-async def beside_loop(show: Callable[[], Response], size_bytes: int) -> Response:
+async def beside_loop(show: Callable[[], Response], size_bytes: int, service: Service) -> Response:
     """Decode or encode large values in a thread, so that other requests do not wait."""
-    return await asyncio.to_thread(show) if size_bytes > QUICK_BYTES else show()
+    return await service.beside_loop(show) if size_bytes > QUICK_BYTES else show()
 
 
 def wrong_type(request: Request, *wanted: str) -> HttpProblem:
@@ -145,7 +144,7 @@ EVERYWHERE = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 ABOUT = """\
 Events arrive many times; semel makes their effect happen once. Any store, for every language.
 
-Every endpoint needs `Authorization: Bearer semel_...`, unless the server listens on loopback and no token was made.
+Every endpoint needs `Authorization: Bearer semel_...`, unless the server runs with `--auth none`, on loopback.
 A token belongs to one tenant, or to all; then `Semel-Tenant` names the one to act for.
 """
 

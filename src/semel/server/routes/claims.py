@@ -159,7 +159,7 @@ async def claim_many(request: Request) -> Response:
         pairs = zip(claims, answers, strict=True)
         return answer(ClaimOutcomes([_outcome(*pair, base_us, shown) for pair in pairs]))
 
-    return await beside_loop(show, sum(map(answer_bytes, answers)))
+    return await beside_loop(show, sum(map(answer_bytes, answers)), ask.service)
 
 
 def _claim(plan: ItemBuilder, stored: Any, each: ClaimAsked, *, quarantine: bool) -> Claim:

@@ -1,6 +1,9 @@
 """The service itself: `/livez`, `/readyz` and `/metrics` for monitoring, `/docs` for people."""
 
+import asyncio
 import json
+import time
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from typing import Any
@@ -17,16 +20,45 @@ from semel.server.routes.base import Document, authorize
 from semel.server.service import Service
 from semel.types import Unavailable
 
-__all__ = ["add"]
+__all__ = ["READY_LIVE_S", "Readiness", "add"]
 
 TEXT = "text/plain; charset=utf-8"
 PROBE = Lookup((tokens.TENANT, tokens.CONSUMER, "readyz"))
 """A query whose cost does not depend on the size of the store."""
+READY_LIVE_S = 1.0
+"""How long an answer of the store is used again: anybody may ask, and each would cost a round trip."""
+
+
+class Readiness:
+    """Asks the store at most once in `READY_LIVE_S`; who asks meanwhile waits for that answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._fresh_until = float("-inf")
+        self._is_ready = False
+        self._asking = asyncio.Lock()
+
+    async def ask(self, service: Service) -> bool:
+        """Whether the store answers."""
+        async with self._asking:
+            if self._clock() >= self._fresh_until:
+                self._is_ready = await _answers(service)
+                self._fresh_until = self._clock() + READY_LIVE_S
+            return self._is_ready
+
+
+async def _answers(service: Service) -> bool:
+    try:
+        (found,) = await service.runtime.channel.asend((PROBE,))
+    except StoreError:
+        return False
+    return not isinstance(found, Unavailable)
 
 
 def add(app: FastAPI, document: Document) -> None:
     """Add the routes."""
     routes = APIRouter(tags=["health"])
+    readiness = Readiness()
 
     @routes.get(
         "/livez",
@@ -43,15 +75,11 @@ def add(app: FastAPI, document: Document) -> None:
         **document.operation(gives=str, gives_types=("text/plain",)),
     )
     async def readyz(request: Request) -> Response:
-        """503 while it drains or its store does not answer."""
+        """503 while it drains or its store does not answer. The store is asked once a second at most."""
         service: Service = request.app.state.service
         if service.draining:
             raise unavailable("draining: this instance is shutting down")
-        try:
-            (found,) = await service.runtime.channel.asend((PROBE,))
-        except StoreError as error:
-            raise unavailable() from error
-        if isinstance(found, Unavailable):
+        if not await readiness.ask(service):
             raise unavailable()
         return Response("ready\n", media_type=TEXT)
 

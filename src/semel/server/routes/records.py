@@ -65,9 +65,10 @@ def _add_records(routes: APIRouter, document: Document) -> None:
     )
     async def show(request: Request, consumer: Consumer, key: Key) -> Response:
         """The record of a key; changes nothing. Needs the role `read`."""
-        record = await _find(authorize(request, "read"), consumer, key)
+        ask = authorize(request, "read")
+        record = await _find(ask, consumer, key)
         return await beside_loop(
-            lambda: answer(_to_json(document_of(record, now_us()))), answer_bytes(record)
+            lambda: answer(_to_json(document_of(record, now_us()))), answer_bytes(record), ask.service
         )
 
     @routes.delete(
