@@ -182,7 +182,8 @@ async def handle(event):
 
 
 def command(tmp_path: Path, feed: Source, store: str, *more: str, rows: str = "sqlite:///rows.db") -> int:
-    (tmp_path / "work.py").write_text(HANDLER)
+    if not (tmp_path / "work.py").exists():  # an earlier command may be reading it
+        (tmp_path / "work.py").write_text(HANDLER)
     words = [sys.executable, "-m", "semel", "listen", feed.url, "work:handle", "--store", store, "--lease", "1s",
              "--persist", rows, *more]  # fmt: skip
     return server.spawn(words, tmp_path / "log", env=environment(tmp_path))
