@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# More than there are cores on a small computer: many tests wait for servers and processes.
-JOBS ?= 6
+# More than there are cores on a small computer: many tests wait for servers and processes. With many more, tests wait
+# for each other.
+JOBS ?= 3
 # Tests start some thousand processes; without byte code on disk each of them would compile semel again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, default=Path("/var/tmp/semel-matrix"), help="folder of the roots"
     )
-    parser.add_argument("--jobs", default="6", help="processes that run tests")
+    parser.add_argument("--jobs", default="3", help="processes that run tests")
     parser.add_argument("--args", default="", help="more arguments for pytest")
     options = parser.parse_args()
     wanted = options.only.split() or names
