@@ -20,7 +20,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 
-GUARD_S = 10.0
+GUARD_S = 60.0
 """How long a test waits for something that must happen: reached only when it fails."""
 
 

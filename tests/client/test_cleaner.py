@@ -15,7 +15,7 @@ from semel.core.commands import Purge, Purged
 from semel.errors import IdsMismatch, PolicyInvalid, StoreUnavailable
 
 HOLD = semel.Policy(late="hold")
-GUARD_S = 10.0
+GUARD_S = 60.0
 
 
 class Fake:

@@ -100,7 +100,10 @@ def test_an_idle_connection_that_was_cut_is_not_used_again(own: Own) -> None:
 
 
 def test_a_server_that_stands_still_is_unavailable_in_time(own: Own) -> None:
-    store = PostgresStore(own.url, schema="still", wait_s=0.5)
+    first = PostgresStore(own.url, schema="still")
+    first.open()  # makes the tables, which may take longer than the wait below
+    first.close()
+    store = PostgresStore(own.url, schema="still", wait_s=1.0)
     store.open()
     store.send([claim("a"), Mark("", "m", ["known"], MINUTE_US)])
     mine = claim("b")
