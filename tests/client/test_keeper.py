@@ -11,7 +11,7 @@ import semel
 from semel import Busy, Delivery, Done, Lost
 from semel.core.commands import Claim, Forget, Renew
 from semel.runtime import keeper
-from tests.client.clients import GUARD_S, Either, Gate, Place, down, happens, only_async, only_sync
+from tests.client.clients import Either, Gate, Place, down, happens, only_async, only_sync
 from tests.client.conftest import semel_threads
 from tests.waiting import until
 
